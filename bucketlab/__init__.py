@@ -1,0 +1,1 @@
+from bucketlab._engine import mx

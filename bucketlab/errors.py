@@ -1,0 +1,33 @@
+"""The exceptions of bucketlab. Each is also the built-in kind that code written for mxnet expects."""
+
+from __future__ import annotations
+
+__all__ = ["BucketError", "BucketlabError", "NotReadyError", "ShapeError", "SliceError", "StaleError", "StopTraining"]
+
+
+class BucketlabError(Exception):
+    """Any refusal that comes from bucketlab itself."""
+
+
+class ShapeError(BucketlabError, ValueError):
+    """A shape, name, dtype or layout that does not fit; names the array, what was given and what was expected."""
+
+
+class SliceError(BucketlabError, ValueError):
+    """A batch or workload that cannot be cut over the contexts."""
+
+
+class BucketError(BucketlabError, ValueError):
+    """A bucket key that is missing, unknown or does not fit its batch."""
+
+
+class NotReadyError(BucketlabError, RuntimeError):
+    """A call that came before the one it needs; says which to call first."""
+
+
+class StaleError(BucketlabError, RuntimeError):
+    """Results that another bucket has overwritten since, or whose forward pass is gone."""
+
+
+class StopTraining(BucketlabError):
+    """Raised by an observer at a step boundary: ``fit`` ends there and leaves the module usable."""
