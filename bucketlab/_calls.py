@@ -1,0 +1,117 @@
+"""Engine calls made ready once and run many times, with no Python between the calls of one program.
+
+A :class:`Program` is the only way that bucketlab's hot path talks to the engine. Its calls run from one C loop, so a
+keyboard interrupt comes before all of them or after all of them, never in between: that is what makes an update of
+many arrays one thing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from bucketlab._engine import mx
+
+_LIB = mx.base._LIB
+_run = operator.methodcaller("__call__")
+_handles: dict[str, ctypes.c_void_p] = {}
+
+
+def _operator_handle(name: str) -> ctypes.c_void_p:
+    if name not in _handles:
+        handle = ctypes.c_void_p()
+        mx.base.check_call(_LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))
+        _handles[name] = handle
+    return _handles[name]
+
+
+def _pointers(arrays: Sequence[Any]) -> Any:
+    return (ctypes.c_void_p * len(arrays))(*[array.handle.value for array in arrays])
+
+
+def _strings(values: Iterable[str]) -> Any:
+    encoded = [value.encode() for value in values]
+    return (ctypes.c_char_p * len(encoded))(*encoded)
+
+
+class OperatorCall:
+    """One operator on fixed arrays: ``inputs`` are read, ``outputs`` written in place. Call it to push it to the engine.
+
+    >>> a, b = mx.nd.ones((2,)), mx.nd.zeros((2,))
+    >>> Program([OperatorCall("elemwise_add", [a, a], [b])]).run()
+    """
+
+    def __init__(self, name: str, inputs: Sequence[Any], outputs: Sequence[Any], **attributes: Any):
+        self._arrays = (list(inputs), list(outputs))
+        self._inputs = _pointers(inputs)
+        self._outputs = _pointers(outputs)
+        self._count = ctypes.c_int(len(outputs))
+        self._outputs_at = ctypes.cast(self._outputs, ctypes.c_void_p)
+        self._types = ctypes.POINTER(ctypes.c_int)()
+        self._head = (
+            _operator_handle(name),
+            ctypes.c_int(len(inputs)),
+            self._inputs,
+            ctypes.byref(self._count),
+            ctypes.byref(self._outputs_at),
+        )
+        self.set(**attributes)
+
+    def set(self, **attributes: Any) -> None:
+        """Replace the operator's attributes; they are sent as text, floats with every digit."""
+        self._keys = _strings(attributes)
+        self._values = _strings(map(str, attributes.values()))
+        self.ready = partial(
+            _LIB.MXImperativeInvokeEx,
+            *self._head,
+            ctypes.c_int(len(attributes)),
+            self._keys,
+            self._values,
+            ctypes.byref(self._types),
+        )
+
+    def read_from(self, array: Any, position: int = 0) -> None:
+        """Take another array as input ``position``; the caller keeps it alive until the call has run."""
+        self._inputs[position] = array.handle.value
+
+
+class ForwardCall:
+    """The forward pass of one bound executor."""
+
+    def __init__(self, executor: Any, is_train: bool):
+        self._executor = executor
+        self.ready = partial(_LIB.MXExecutorForward, executor.handle, ctypes.c_int(int(is_train)))
+
+
+class BackwardCall:
+    """The backward pass of one bound executor, from its own loss (no head gradients)."""
+
+    def __init__(self, executor: Any):
+        self._executor = executor
+        self.ready = partial(
+            _LIB.MXExecutorBackwardEx, executor.handle, ctypes.c_uint(0), (ctypes.c_void_p * 0)(), ctypes.c_int(1)
+        )
+
+
+class Program:
+    """Calls that are pushed to the engine one after another, whole or not at all.
+
+    Raises ``MXNetError`` with the engine's own text when a call is refused; calls after it have been tried too.
+    """
+
+    __slots__ = ("_ready", "calls")
+
+    def __init__(self, calls: Sequence[Any]):
+        self.calls = tuple(calls)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take up attributes that were set on the calls since."""
+        self._ready = tuple(call.ready for call in self.calls)
+
+    def run(self) -> None:
+        if any(map(_run, self._ready)):
+            raise mx.base.MXNetError(mx.base.py_str(_LIB.MXGetLastError()))
