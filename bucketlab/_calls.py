@@ -97,9 +97,9 @@ class BackwardCall:
 
 
 class Program:
-    """Calls that are pushed to the engine one after another, whole or not at all.
+    """Calls that are pushed to the engine one after another from one C loop.
 
-    Raises ``MXNetError`` with the engine's own text when a call is refused; calls after it have been tried too.
+    Raises ``MXNetError`` with the engine's own text at the first call that is refused; those after it are not tried.
     """
 
     __slots__ = ("_ready", "calls")
