@@ -1,0 +1,276 @@
+"""Binding one symbol on one context: what it needs, what is there already, and the executor that results.
+
+:class:`ContextMemory` is everything that the executors of one context share, whatever their bucket or shape. Binding is
+done in two steps, so that a refusal leaves no trace: :func:`requirements` infers and checks, :func:`bind` allocates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bucketlab._engine import mx
+from bucketlab.errors import ShapeError
+from bucketlab.training.flat import FlatParameters, ParamSpec
+
+STORAGE = {"0": "default", "1": "row_sparse", "2": "csr"}
+
+
+@dataclass(eq=False)
+class ContextMemory:
+    """The arrays of one context that outlive any single executor.
+
+    ``inputs`` holds, by name, the array behind every argument that is no parameter: each executor sees as much of it as
+    its shape needs. ``pool`` is the executor whose working memory the others borrow.
+    """
+
+    context: Any
+    params: FlatParameters
+    inputs: dict[str, Any] = field(default_factory=dict)
+    input_grads: dict[str, Any] = field(default_factory=dict)
+    aux: dict[str, Any] = field(default_factory=dict)
+    pool: Any = None
+
+    @classmethod
+    def on(cls, context: Any) -> ContextMemory:
+        return cls(context, FlatParameters(context))
+
+
+@dataclass(frozen=True)
+class ArrayNeed:
+    """Shape, dtype, storage and home of an array that an executor is bound to."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    stype: str
+    context: Any
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What one executor needs: parameters, other arguments, gradients of those, auxiliary states."""
+
+    params: tuple[ParamSpec, ...]
+    inputs: tuple[ArrayNeed, ...]
+    input_grads: tuple[ArrayNeed, ...]
+    aux: tuple[ArrayNeed, ...]
+
+
+def last_line(error: Exception) -> str:
+    """The engine's own words without its stack: MXNet ends its messages with what went wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    words = [line for line in lines if "Check failed" in line or "Error" in line] or lines or [type(error).__name__]
+    return words[-1].split("Check failed:")[-1].strip()
+
+
+def requirements(
+    symbol: Any,
+    memory: ContextMemory,
+    descs: Sequence[Any],
+    param_names: Sequence[str],
+    grad_req: Mapping[str, str],
+    group2ctx: Mapping[str, Any] | None = None,
+) -> Requirements:
+    """Infer what ``symbol`` needs for inputs of these descriptions, and check it against what is bound already.
+
+    Allocates nothing. Raises ShapeError naming the argument, what was given and what was expected.
+    """
+    arg_names, aux_names = symbol.list_arguments(), symbol.list_auxiliary_states()
+    given = {desc.name: desc for desc in descs if desc.name in set(arg_names)}
+    params = set(param_names)
+    arg_shapes, aux_shapes = _infer_shapes(symbol, memory, given, params)
+    attributes = symbol.attr_dict()
+    arg_types, aux_types = _infer_types(symbol, given, attributes)
+    storage = {name: STORAGE.get(attributes.get(name, {}).get("__storage_type__", "0"), "default") for name in arg_names}
+    grad_storage = _gradient_storage(symbol, memory.context, given, arg_types, grad_req, attributes)
+
+    def home(name: str) -> Any:
+        group = attributes.get(name, {}).get("__ctx_group__")
+        return (group2ctx or {}).get(group, memory.context)
+
+    specs, inputs, input_grads = [], [], []
+    for name in arg_names:
+        shape, dtype = arg_shapes[name], np.dtype(arg_types[name])
+        if name in params:
+            spec = ParamSpec(
+                name, shape, dtype, storage[name], grad_storage.get(name, "default"), grad_req[name], home(name)
+            )
+            _check_param(memory, spec, given)
+            specs.append(spec)
+            continue
+        need = ArrayNeed(name, shape, dtype, storage[name], home(name))
+        inputs.append(need)
+        if grad_req[name] != "null":
+            input_grads.append(ArrayNeed(name, shape, dtype, grad_storage.get(name, "default"), home(name)))
+    aux = [
+        ArrayNeed(name, aux_shapes[name], np.dtype(aux_types[name]), "default", home(name)) for name in aux_names
+    ]
+    for need in aux:
+        known = memory.aux.get(need.name)
+        if known is not None and known.shape != need.shape:
+            raise ShapeError(
+                f"auxiliary state {need.name!r} on {memory.context} has shape {known.shape} already, and "
+                f"{_words(given)} would need {need.shape}"
+            )
+    return Requirements(tuple(specs), tuple(inputs), tuple(input_grads), tuple(aux))
+
+
+def _words(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} of shape {desc.shape}" for name, desc in given.items()) or "no inputs"
+
+
+def _check_param(memory: ContextMemory, spec: ParamSpec, given: Mapping[str, Any]) -> None:
+    known = memory.params.weights.get(spec.name)
+    if known is not None and known.shape != spec.shape:
+        raise ShapeError(
+            f"{_words(given)} would need parameter {spec.name!r} of shape {spec.shape}, and it is bound on "
+            f"{memory.context} with shape {known.shape}; give inputs whose other axes are as they were at bind"
+        )
+
+
+def _infer_shapes(
+    symbol: Any, memory: ContextMemory, given: Mapping[str, Any], params: set[str]
+) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    arg_names, aux_names = symbol.list_arguments(), symbol.list_auxiliary_states()
+    shapes = {name: desc.shape for name, desc in given.items()}
+    bound = {name: array.shape for name, array in memory.params.weights.items() if name in params}
+
+    def infer(known: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, Any], dict[str, Any]]:
+        arguments, _, auxiliary = symbol.infer_shape_partial(**known)
+        return dict(zip(arg_names, arguments)), dict(zip(aux_names, auxiliary))
+
+    try:
+        arguments, auxiliary = infer(shapes)
+        if _unknown(arguments) and bound:
+            arguments, auxiliary = infer({**shapes, **bound})
+    except mx.base.MXNetError as error:
+        raise ShapeError(
+            f"the symbol {_heads(symbol)} does not fit {_words(given)}: {last_line(error)}"
+        ) from None
+    missing = _unknown(arguments)
+    if missing:
+        raise ShapeError(
+            f"cannot tell the shape of {', '.join(map(repr, missing))} from {_words(given)}; name them in data_shapes or "
+            f"label_shapes, or give their variables a shape"
+        )
+    return arguments, auxiliary
+
+
+def _unknown(shapes: Mapping[str, Any]) -> list[str]:
+    return [name for name, shape in shapes.items() if not shape or any(size < 1 for size in shape)]
+
+
+def _heads(symbol: Any) -> str:
+    return "/".join(symbol.list_outputs())
+
+
+def _infer_types(
+    symbol: Any, given: Mapping[str, Any], attributes: Mapping[str, Mapping[str, str]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Types of arguments and auxiliary states; what nothing decides is float32, as everywhere in MXNet."""
+    arg_names, aux_names = symbol.list_arguments(), symbol.list_auxiliary_states()
+    declared = {
+        name: mx.nd.ndarray._DTYPE_MX_TO_NP[int(attributes[name]["__dtype__"])]
+        for name in arg_names
+        if attributes.get(name, {}).get("__dtype__", "-1") != "-1"
+    }
+    known = {name: desc.dtype for name, desc in given.items()}
+    known.update({name: dtype for name, dtype in declared.items() if name in known})
+    try:
+        arguments, _, auxiliary = symbol.infer_type_partial(**known)
+        undecided = [name for name, dtype in zip(arg_names, arguments) if dtype is None]
+        if undecided:
+            default = {name: declared.get(name, np.float32) for name in undecided}
+            arguments, _, auxiliary = symbol.infer_type_partial(**{**known, **default})
+    except mx.base.MXNetError as error:
+        types = {name: np.dtype(dtype).name for name, dtype in known.items()}
+        raise ShapeError(f"the symbol {_heads(symbol)} does not take inputs of types {types}: {last_line(error)}") from None
+    decided = [np.float32 if dtype is None else dtype for dtype in arguments]
+    return dict(zip(arg_names, decided)), dict(zip(aux_names, [np.float32 if t is None else t for t in auxiliary]))
+
+
+def _gradient_storage(
+    symbol: Any,
+    context: Any,
+    given: Mapping[str, Any],
+    types: Mapping[str, Any],
+    grad_req: Mapping[str, str],
+    attributes: Mapping[str, Mapping[str, str]],
+) -> dict[str, str]:
+    """How each gradient is stored. Only the engine's own binding infers it, so a symbol with sparse parts is bound once."""
+    sparse = any(
+        entry.get("__storage_type__", "0") not in ("0", "-1") or entry.get("sparse_grad") == "True" or "stype" in entry
+        for entry in attributes.values()
+    )
+    if not sparse or all(request == "null" for request in grad_req.values()):
+        return {}
+    probe = symbol.simple_bind(
+        context, grad_req=dict(grad_req), type_dict=dict(types), **{name: desc.shape for name, desc in given.items()}
+    )
+    return {name: grad.stype for name, grad in probe.grad_dict.items() if grad is not None}
+
+
+def bind(
+    symbol: Any,
+    memory: ContextMemory,
+    needs: Requirements,
+    grad_req: Mapping[str, str],
+    group2ctx: Mapping[str, Any] | None = None,
+) -> Any:
+    """An executor on the shared arrays of ``memory``, which grow by what is new."""
+    memory.params.ensure(needs.params)
+    arrays = {spec.name: memory.params.weights[spec.name] for spec in needs.params}
+    grads = {spec.name: memory.params.grads[spec.name] for spec in needs.params if spec.trains}
+    arrays.update({need.name: _shared(memory.inputs, need) for need in needs.inputs})
+    for need in needs.input_grads:
+        # Gradients that add up belong to their executor: another shape's sums must not run into them.
+        own = grad_req[need.name] == "add"
+        grads[need.name] = _fresh(need) if own else _shared(memory.input_grads, need)
+    for need in needs.aux:
+        if need.name not in memory.aux:
+            memory.aux[need.name] = _fresh(need)
+    aux = {need.name: memory.aux[need.name] for need in needs.aux}
+    try:
+        executor = symbol.bind(
+            memory.context,
+            [arrays[name] for name in symbol.list_arguments()],
+            args_grad=grads,
+            grad_req=dict(grad_req),
+            aux_states=aux,
+            group2ctx=dict(group2ctx) if group2ctx else None,
+            shared_exec=memory.pool,
+        )
+    except mx.base.MXNetError as error:
+        raise ShapeError(f"the engine refused to bind {_heads(symbol)} on {memory.context}: {last_line(error)}") from None
+    if memory.pool is None:
+        memory.pool = executor
+    return executor
+
+
+def _fresh(need: ArrayNeed) -> Any:
+    return mx.nd.zeros(need.shape, ctx=need.context, dtype=need.dtype, stype=need.stype)
+
+
+def _shared(arrays: dict[str, Any], need: ArrayNeed) -> Any:
+    """The array of that name, or as much of it as the shape needs; a larger one replaces it for those to come."""
+    known = arrays.get(need.name)
+    if (
+        known is None
+        or known.stype != need.stype
+        or known.dtype != need.dtype
+        or known.context != need.context
+        or (need.stype == "default" and known.size < need.size)
+        or (need.stype != "default" and known.shape != need.shape)
+    ):
+        arrays[need.name] = known = _fresh(need)
+    if known.shape == need.shape:
+        return known
+    return known.reshape((-1,))[: need.size].reshape(need.shape)

@@ -1,0 +1,123 @@
+"""Executors bound to one set of shapes over the contexts, and the prepared calls that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from bucketlab._calls import BackwardCall, ForwardCall, Program
+from bucketlab._engine import mx
+from bucketlab.feeding import InputFeed
+from bucketlab.rows import RowAxis, row_axis_of_outputs
+from bucketlab.shapes import BatchShapes, batch_axis
+
+
+class BoundShapes:
+    """``execs[i]`` runs context ``i``; contexts that are not ``active`` have no rows in this batch and rest.
+
+    ``slices`` are rows of the batch for each context, None where every context has shapes of its own.
+    """
+
+    def __init__(
+        self,
+        symbol: Any,
+        shapes: BatchShapes,
+        slices: Sequence[slice] | None,
+        execs: Sequence[Any],
+        active: Sequence[int],
+        declared_layouts: Sequence[int],
+    ):
+        self.symbol = symbol
+        self.shapes = shapes
+        self.slices = slices
+        self.execs = list(execs)
+        self.active = tuple(active)
+        self._declared = tuple(declared_layouts)
+        self._programs: dict[tuple[bool, bool], Program] = {}
+
+    @property
+    def rests(self) -> bool:
+        """Whether some context has no rows."""
+        return len(self.active) < len(self.execs)
+
+    @cached_property
+    def data_feeds(self) -> tuple[InputFeed, ...]:
+        return self._feeds(self.shapes.data)
+
+    @cached_property
+    def label_feeds(self) -> tuple[InputFeed, ...]:
+        return self._feeds(self.shapes.label or ())
+
+    def _feeds(self, descs: Sequence[Any]) -> tuple[InputFeed, ...]:
+        """Flat form only: a feed for each description, without targets where the symbol does not take the array."""
+        feeds = []
+        for desc in descs:
+            axis = batch_axis(desc.layout)
+            targets = []
+            for i in self.active:
+                array = self.execs[i].arg_dict.get(desc.name)
+                if array is not None:
+                    whole = axis < 0 or self.slices is None or len(self.active) == 1
+                    targets.append((None if whole else self.slices[i], array))
+            feeds.append(InputFeed(desc.name, axis, targets))
+        return tuple(feeds)
+
+    def feed_and_forward(self, data: Sequence[Any], label: Sequence[Any] | None, is_train: bool) -> None:
+        """Copy a flat batch in and run every active context, as one program where all its arrays allow it."""
+        feeds = self.data_feeds if label is None else self.data_feeds + self.label_feeds
+        sources = data if label is None else [*data, *label]
+        ready = True
+        for feed, source in zip(feeds, sources):
+            ready = feed.aim(source) and ready
+        if ready:
+            key = (label is not None, is_train)
+            program = self._programs.get(key)
+            if program is None:
+                calls = [call for feed in feeds for call in feed.calls]
+                program = self._programs[key] = Program([*calls, *self._forward_calls(is_train)])
+            try:
+                program.run()
+                return
+            except mx.base.MXNetError:
+                # Direct calls take no array of another type; copying piece by piece converts, or says what is wrong.
+                pass
+        for feed, source in zip(feeds, sources):
+            feed.copy(source)
+        self.forward(is_train)
+
+    def forward(self, is_train: bool) -> None:
+        """Run every active context on what its arrays hold."""
+        Program(self._forward_calls(is_train)).run()
+
+    def _forward_calls(self, is_train: bool) -> list[ForwardCall]:
+        return [ForwardCall(self.execs[i], is_train) for i in self.active]
+
+    @cached_property
+    def backward_program(self) -> Program:
+        return Program([BackwardCall(self.execs[i]) for i in self.active])
+
+    @cached_property
+    def row_axes(self) -> list[RowAxis]:
+        """Where each output has its rows."""
+        names = set(self.symbol.list_arguments())
+        data, label = self.shapes.of_context(0, self._rows_of(0))
+        descs = [desc for desc in (*data, *label) if desc.name in names]
+        return row_axis_of_outputs(
+            self.symbol,
+            {desc.name: desc.shape for desc in descs},
+            {desc.name: batch_axis(desc.layout) for desc in descs},
+            self._declared,
+        )
+
+    def _rows_of(self, index: int) -> int | None:
+        if self.slices is None:
+            return None
+        part = self.slices[index]
+        return max(1, part.stop - part.start)
+
+    @cached_property
+    def context_outputs(self) -> list[list[Any]]:
+        """``[output][active context]``: the engine's own arrays, which the next forward pass overwrites."""
+        count = len(self._declared)
+        return [[self.execs[i].outputs[k] for i in self.active] for k in range(count)]

@@ -1,0 +1,729 @@
+"""DataParallelExecutorGroup: one executor per context, each batch cut over them.
+
+A batch goes through here top to bottom: shapes are cut (:mod:`bucketlab.slicing`), executors are bound for them once
+and kept (:mod:`bucketlab.binding`), arrays are fed (:mod:`bucketlab.feeding`), the executors run
+(:mod:`bucketlab.bound`), outputs and gradients are read back by rows (:mod:`bucketlab.rows`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bucketlab import binding
+from bucketlab._engine import mx
+from bucketlab.binding import ContextMemory
+from bucketlab.bound import BoundShapes
+from bucketlab.errors import NotReadyError, ShapeError, SliceError, StaleError
+from bucketlab.feeding import as_array
+from bucketlab.rows import RowAxis, check_rows
+from bucketlab.shapes import BOTH_FORMS, BatchShapes, DataDesc, batch_axis, is_per_context, parse
+from bucketlab.slicing import ContextSlice, SliceReport, check_workload, slices_of
+
+GRAD_REQS = ("write", "add", "null")
+
+
+@dataclass(eq=False)
+class GroupMemory:
+    """What groups that share have in common: the arrays of each context, and whose results lie in the working memory."""
+
+    contexts: list[ContextMemory]
+    ran: BoundShapes | None = None
+    ran_training: bool = field(default=False)
+
+
+class DataParallelExecutorGroup:
+    """Executors of one symbol over several contexts.
+
+    Takes what ``mxnet.module.executor_group.DataParallelExecutorGroup`` takes, and ``split``, the rule by which rows go
+    to contexts (see :func:`bucketlab.slicing.row_counts`). With a ``shared_group`` all parameters, gradients, auxiliary
+    states, inputs and the working memory are that group's. Raises ShapeError, SliceError, ValueError; nothing is bound
+    or allocated then.
+
+    ``data_shapes`` may have one list for each context instead of one for all; batches then come cut already.
+    """
+
+    def __init__(
+        self,
+        symbol: Any,
+        contexts: Sequence[Any],
+        workload: Sequence[float],
+        data_shapes: Any,
+        label_shapes: Any,
+        param_names: Sequence[str],
+        for_training: bool,
+        inputs_need_grad: bool,
+        shared_group: DataParallelExecutorGroup | None = None,
+        logger: Any = logging,
+        fixed_param_names: Sequence[str] | None = None,
+        grad_req: Any = "write",
+        state_names: Sequence[str] | None = None,
+        group2ctxs: Any = None,
+        *,
+        split: str = "balanced",
+    ):
+        self.symbol = symbol
+        self.contexts = list(contexts)
+        self.workload = list(check_workload(workload, len(self.contexts)))
+        self.split = split
+        self.logger = logger
+        self.param_names = list(param_names)
+        self.arg_names = symbol.list_arguments()
+        self.aux_names = symbol.list_auxiliary_states()
+        self.for_training = for_training
+        self.inputs_need_grad = inputs_need_grad
+        self.fixed_param_names = list(fixed_param_names or [])
+        self.state_names = list(state_names or [])
+        self.group2ctxs = prepare_group2ctxs(group2ctxs, len(self.contexts))
+        self.output_names = symbol.list_outputs()
+        self.num_outputs = len(self.output_names)
+        self.output_layouts = [
+            batch_axis(symbol[i].attr("__layout__")) for i in range(self.num_outputs)
+        ]
+        if shared_group is not None and len(shared_group.execs) < len(self.contexts):
+            raise ShapeError(
+                f"shared_group has executors on {len(shared_group.execs)} context(s) and {len(self.contexts)} are asked "
+                f"for: {', '.join(map(str, self.contexts))}; share with a group on at least as many"
+            )
+        shapes = _given_shapes(data_shapes, label_shapes, len(self.contexts))
+        first = shapes.data[0] if shapes.per_context else shapes.data
+        if not first:
+            raise ShapeError(f"data_shapes is empty; {BOTH_FORMS}")
+        self.data_names = [desc.name for desc in first]
+        self.grad_req = resolve_grad_req(
+            grad_req if for_training else "null",
+            self.arg_names,
+            self.param_names,
+            self.data_names if inputs_need_grad else [],
+            self.fixed_param_names,
+        )
+        # A group on fewer contexts than its giver shares with the first of them.
+        self._memory = (
+            shared_group._memory
+            if shared_group is not None
+            else GroupMemory([ContextMemory.on(context) for context in self.contexts])
+        )
+        self._bounds: dict[Any, BoundShapes] = {}
+        self._monitors: list[Any] = []
+        self._base: BoundShapes | None = None
+        self._pad = 0
+        self._fed: Any = None
+        self.bind_exec(shapes, None)
+
+    # ------------------------------------------------------------------ binding
+
+    def bind_exec(
+        self, data_shapes: Any, label_shapes: Any, shared_group: Any = None, reshape: bool = False
+    ) -> None:
+        """Make the executors for these shapes current, binding them when they are met for the first time."""
+        shapes = (
+            data_shapes
+            if isinstance(data_shapes, BatchShapes)
+            else _given_shapes(data_shapes, label_shapes, len(self.contexts))
+        )
+        bound = self._bounds.get(shapes.key)
+        if bound is None:
+            bound = self._bounds[shapes.key] = self._bind(shapes)
+        self._use(bound)
+
+    def reshape(self, data_shapes: Any, label_shapes: Any) -> None:
+        """Take batches of other shapes from now on. Parameters and gradients stay where they are.
+
+        Shapes that were seen before cost nothing. Raises ShapeError or SliceError and changes nothing.
+        """
+        self.bind_exec(data_shapes, label_shapes, reshape=True)
+
+    def decide_slices(self, data_shapes: Any) -> list[int]:
+        """The batch axis of each description; sets ``batch_size`` and ``slices``."""
+        shapes = _given_shapes(data_shapes, None, len(self.contexts))
+        self.batch_size, self.slices = shapes.rows, self._slices(shapes)
+        return [batch_axis(desc.layout) for desc in shapes.data]
+
+    def _slices(self, shapes: BatchShapes) -> list[slice] | None:
+        if shapes.per_context or shapes.rows is None:
+            return None
+        return slices_of(shapes.rows, self.workload, self.split)
+
+    def _bind(self, shapes: BatchShapes) -> BoundShapes:
+        slices = self._slices(shapes)
+        count = len(self.contexts)
+        if shapes.per_context:
+            active = list(range(len(shapes.data)))
+            if self._base is None and len(active) < count:
+                raise ShapeError(
+                    f"data_shapes has lists for {len(active)} of {count} contexts; bind with one list for each, "
+                    f"batches may have fewer afterwards"
+                )
+        elif slices is None:
+            active = list(range(count))
+        else:
+            active = [i for i, part in enumerate(slices) if part.stop > part.start]
+        # Contexts that rest in the very first shapes are bound for one row: their parameters must exist all the same.
+        wanted = active if self._base is not None else list(range(count))
+        needs = {}
+        for i in wanted:
+            rows = None if slices is None else max(1, slices[i].stop - slices[i].start)
+            data, label = shapes.of_context(i, rows)
+            needs[i] = self._requirements(i, data, label)
+        execs = list(self._base.execs) if self._base is not None else [None] * count
+        for i, need in needs.items():
+            execs[i] = self._bind_one(i, need)
+        for executor in (execs[i] for i in needs):
+            for monitor in self._monitors:
+                monitor.install(executor)
+        return BoundShapes(self.symbol, shapes, slices, execs, active, self.output_layouts)
+
+    def _requirements(self, i: int, data: Sequence[Any], label: Sequence[Any]) -> binding.Requirements:
+        return binding.requirements(
+            self.symbol,
+            self._memory.contexts[i],
+            [*data, *label],
+            self.param_names,
+            self.grad_req,
+            self.group2ctxs[i],
+        )
+
+    def _bind_one(self, i: int, need: binding.Requirements) -> Any:
+        return binding.bind(self.symbol, self._memory.contexts[i], need, self.grad_req, self.group2ctxs[i])
+
+    def _bind_ith_exec(self, i: int, data_shapes: Any, label_shapes: Any, shared_group: Any) -> Any:
+        """A new executor of context ``i`` for shapes that are cut already."""
+        data, label = [DataDesc(*d) if not isinstance(d, DataDesc) else d for d in data_shapes], label_shapes or []
+        return self._bind_one(i, self._requirements(i, data, label))
+
+    def _sliced_shape(self, shapes: Any, i: int, major_axis: Sequence[int]) -> list[Any]:
+        """The descriptions of context ``i``'s part of ``shapes``."""
+        part = self.slices[i] if self.slices else None
+        return [
+            DataDesc(
+                desc.name,
+                tuple(part.stop - part.start if part and at == axis else size for at, size in enumerate(desc.shape)),
+                desc.dtype,
+                desc.layout,
+            )
+            for desc, axis in zip(shapes, major_axis)
+        ]
+
+    def _use(self, bound: BoundShapes) -> None:
+        self._bound = bound
+        if self._base is None:
+            self._base = bound
+        self._collect_arrays()
+
+    def _collect_arrays(self) -> None:
+        """Lists of the current executors' arrays, in the forms that programs written for mx.mod read."""
+        bound, shapes = self._bound, self._bound.shapes
+        execs = self.execs = bound.execs
+        self.slices, self.batch_size = bound.slices, shapes.rows if not shapes.per_context else None
+        self.data_shapes, self.label_shapes = shapes.data_list, shapes.label_list
+        first_data = shapes.data[0] if shapes.per_context else shapes.data
+        first_label = (shapes.label[0] if shapes.per_context else shapes.label) if shapes.label else ()
+        self.data_names = [desc.name for desc in first_data]
+        self.label_names = [desc.name for desc in first_label] if shapes.label is not None else None
+        self.data_layouts = [batch_axis(desc.layout) for desc in first_data]
+        self.label_layouts = [batch_axis(desc.layout) for desc in first_label] if shapes.label is not None else None
+
+        def fed(names: Sequence[str]) -> Any:
+            if shapes.per_context:
+                return [[execs[i].arg_dict[name] for name in names] for i in bound.active]
+            parts = bound.slices or [slice(i, i + 1) for i in range(len(execs))]
+            return [
+                [(parts[i], e.arg_dict[name]) for i, e in enumerate(execs)]
+                for name in names
+                if name in execs[0].arg_dict
+            ]
+
+        def each(names: Iterable[str], table: str) -> list[list[Any]]:
+            return [[getattr(e, table).get(name) for e in execs] for name in names]
+
+        held = [name for name in self.arg_names if name in set(self.param_names)]
+        self.data_arrays = fed(self.data_names)
+        self.label_arrays = fed(self.label_names) if self.label_names is not None else None
+        self.param_arrays = each(held, "arg_dict")
+        self.grad_arrays = each(held, "grad_dict") if self.for_training else None
+        self.state_arrays = each(self.state_names, "arg_dict")
+        self.aux_arrays = each(self.aux_names, "aux_dict")
+        self.input_grad_arrays = each(self.data_names, "grad_dict") if self.inputs_need_grad else None
+
+    @property
+    def shared_data_arrays(self) -> list[dict[str, Any]]:
+        """For each context, by name, the array behind every argument that is no parameter."""
+        return [memory.inputs for memory in self._memory.contexts[: len(self.contexts)]]
+
+    @property
+    def _total_exec_bytes(self) -> int:
+        """Bytes of all arrays and working memory of this group, each byte counted once."""
+        from bucketlab.memory import memory
+
+        return memory(self).distinct_bytes
+
+    # ------------------------------------------------------------------ parameters
+
+    def set_params(self, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any] | None, allow_extra: bool = False) -> None:
+        """Write host parameters into every context. Names, shapes and extra entries are checked before any is written.
+
+        Raises ValueError for a name that the symbol does not have, unless ``allow_extra``.
+        """
+        params, aux = self._param_tables()
+        for kind, given, known in (("parameter", arg_params, params), ("auxiliary state", aux_params, aux)):
+            check_params(kind, given or {}, {name: arrays[0] for name, arrays in known.items()}, allow_extra)
+        for given, known in ((arg_params, params), (aux_params, aux)):
+            for name, value in (given or {}).items():
+                for target in known.get(name, ()):
+                    if value.dtype != target.dtype:
+                        value = value.astype(target.dtype)
+                    value.copyto(target)
+
+    def _param_tables(self) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        arguments = {name: [e.arg_dict[name] for e in self.execs] for name in self.arg_names}
+        return arguments, {name: [e.aux_dict[name] for e in self.execs] for name in self.aux_names}
+
+    def get_params(self, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]) -> None:
+        """Write the mean over contexts of every parameter and auxiliary state into the host arrays given."""
+        held = [name for name in self.arg_names if name in set(self.param_names)]
+        for names, table, host in ((held, self.param_arrays, arg_params), (self.aux_names, self.aux_arrays, aux_params)):
+            for name, block in zip(names, table):
+                _mean(block).astype(host[name].dtype).copyto(host[name])
+
+    # ------------------------------------------------------------------ running
+
+    def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
+        """Feed a batch and run every context that has rows of it.
+
+        ``data_batch``: a batch in the bound form, or a list of batches, one for each context (cut already).
+        """
+        is_train = self.for_training if is_train is None else bool(is_train)
+        bound, memory = self._bound, self._memory
+        if bound.rests and is_train:
+            self._level_aux()
+        memory.ran = None
+        if isinstance(data_batch, list):
+            self._feed_list(data_batch)
+            bound.forward(is_train)
+            self._pad, self._fed = 0, None
+        elif bound.shapes.per_context:
+            self._feed_per_context(data_batch)
+            bound.forward(is_train)
+            self._pad, self._fed = 0, None
+        else:
+            data, label = self._arrays_of(data_batch)
+            bound.feed_and_forward(data, label, is_train)
+            self._pad = getattr(data_batch, "pad", 0) or 0
+            self._fed = getattr(data_batch, "label", None)
+        memory.ran, memory.ran_training = bound, is_train
+        if bound.rests and is_train:
+            self._spread_aux()
+
+    def _arrays_of(self, batch: Any) -> tuple[list[Any], list[Any] | None]:
+        shapes = self._bound.shapes
+        data = [as_array(source, desc.dtype) for source, desc in zip(batch.data, shapes.data)]
+        label = getattr(batch, "label", None)
+        if shapes.label is None or not label:
+            return data, None
+        return data, [as_array(source, desc.dtype) for source, desc in zip(label, shapes.label)]
+
+    def _feed_list(self, batches: Sequence[Any]) -> None:
+        if len(batches) != len(self._bound.active):
+            raise ShapeError(
+                f"the batch is a list of {len(batches)} and {len(self._bound.active)} contexts are bound; give one for each"
+            )
+        for i, batch in zip(self._bound.active, batches):
+            self._copy_into(i, self.data_names, batch.data)
+            if self.label_names and getattr(batch, "label", None):
+                self._copy_into(i, self.label_names, batch.label)
+
+    def _feed_per_context(self, batch: Any) -> None:
+        shapes, label = self._bound.shapes, getattr(batch, "label", None)
+        for at, i in enumerate(self._bound.active):
+            self._copy_into(i, [desc.name for desc in shapes.data[at]], batch.data[at])
+            if shapes.label is not None and label and label[at]:
+                self._copy_into(i, [desc.name for desc in shapes.label[at]], label[at])
+
+    def _copy_into(self, i: int, names: Sequence[str], sources: Sequence[Any]) -> None:
+        table = self._bound.execs[i].arg_dict
+        for name, source in zip(names, sources):
+            if name in table:
+                as_array(source, table[name].dtype).copyto(table[name])
+
+    def _level_aux(self) -> None:
+        """Before some contexts rest: give all of them the mean, so that what the others learn is not averaged away."""
+        for block in self.aux_arrays:
+            mean = _mean(block)
+            for array in block:
+                mean.copyto(array)
+
+    def _spread_aux(self) -> None:
+        """After some contexts rested: they take the mean of those that ran, as one context with all rows would have."""
+        active = set(self._bound.active)
+        for block in self.aux_arrays:
+            mean = _mean([array for i, array in enumerate(block) if i in active])
+            for i, array in enumerate(block):
+                if i not in active:
+                    mean.copyto(array)
+
+    def backward(self, out_grads: Any = None) -> None:
+        """Gradients of the last training batch. ``out_grads``: one array for each output that is no loss.
+
+        Raises NotReadyError without a forward pass for training, StaleError when another bucket or shape has run in the
+        same working memory since, ValueError naming out_grads when a network without a loss gets none.
+        """
+        if not self.for_training:
+            raise NotReadyError("backward() needs executors for training; bind with for_training=True")
+        bound = self._current("backward()")
+        if not self._memory.ran_training:
+            raise NotReadyError("backward() needs forward(batch, is_train=True) before it; the last one was for inference")
+        if bound.rests:
+            self._rest_gradients()
+        if out_grads is None or len(out_grads) == 0:
+            try:
+                bound.backward_program.run()
+            except mx.base.MXNetError as error:
+                raise ValueError(
+                    f"backward() of a network without a loss layer needs out_grads, one array for each of its outputs "
+                    f"{self.output_names}: {binding.last_line(error)}"
+                ) from None
+            return
+        for i, grads in zip(bound.active, self._cut_out_grads(out_grads)):
+            bound.execs[i].backward(out_grads=grads)
+
+    def _cut_out_grads(self, out_grads: Any) -> list[list[Any]]:
+        bound = self._bound
+        grads = list(out_grads) if isinstance(out_grads, (list, tuple)) else [out_grads]
+        if bound.shapes.per_context and grads and isinstance(grads[0], (list, tuple)):
+            return [[g.as_in_context(self.contexts[i]) for g in one] for i, one in zip(bound.active, grads)]
+        if len(grads) != self.num_outputs:
+            raise ShapeError(f"out_grads has {len(grads)} arrays and there are {self.num_outputs} outputs: {self.output_names}")
+        counts = self._entries()
+        cut = [[] for _ in bound.active]
+        for k, (grad, where) in enumerate(zip(grads, bound.row_axes)):
+            begin = 0
+            if len(bound.active) > 1 and where.axis >= 0 and not bound.shapes.per_context:
+                check_rows(grad, where, bound.shapes.rows or 0, f"out_grads for output {self.output_names[k]!r}")
+            for at, i in enumerate(bound.active):
+                if len(bound.active) == 1:
+                    part = grad
+                elif bound.shapes.per_context:
+                    part = RowAxis(max(where.axis, 0)).cut(grad, slice(begin, begin + counts[k][at]))
+                    begin += counts[k][at]
+                else:
+                    part = where.cut(grad, bound.slices[i]) if bound.slices else grad
+                expected = bound.execs[i].outputs[k].shape
+                if part.shape != expected:
+                    raise ShapeError(
+                        f"out_grads for output {self.output_names[k]!r} has shape {grad.shape}; {self.contexts[i]} "
+                        f"expected {expected} of it and would get {part.shape}"
+                    )
+                cut[at].append(part.as_in_context(self.contexts[i]))
+        return cut
+
+    def _entries(self) -> list[list[int]]:
+        """``[output][active context]``: entries along the row axis."""
+        return [
+            [part.shape[max(where.axis, 0)] for part in parts]
+            for parts, where in zip(self._bound.context_outputs, self._bound.row_axes)
+        ]
+
+    def _rest_gradients(self) -> None:
+        """Contexts without rows have gradient zero; sums that add up over batches stay as they are."""
+        for i in set(range(len(self.contexts))) - set(self._bound.active):
+            for name, grad in self.execs[i].grad_dict.items():
+                if grad is not None and self.grad_req[name] == "write":
+                    grad[:] = 0
+
+    def _current(self, call: str) -> BoundShapes:
+        bound, ran = self._bound, self._memory.ran
+        if ran is bound:
+            return bound
+        if ran is None:
+            raise NotReadyError(f"{call} needs forward() before it")
+        raise StaleError(
+            f"{call}: another bucket, shape or module has run in the same working memory since this one did "
+            f"({ran.shapes.in_words()} ran last); call forward() with this batch again"
+        )
+
+    # ------------------------------------------------------------------ results
+
+    def get_output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Name and shape of each output, joined over the contexts."""
+        shapes = []
+        for name, parts, where in zip(self.output_names, self._bound.context_outputs, self._bound.row_axes):
+            shape = list(parts[0].shape)
+            if where.axis >= 0 and len(parts) > 1:
+                shape[where.axis] = sum(part.shape[where.axis] for part in parts)
+            shapes.append((name, tuple(shape)))
+        return shapes
+
+    def get_outputs(self, merge_multi_context: bool = True, begin: int = 0, end: int | None = None) -> list[Any]:
+        """Outputs of the last forward pass, as arrays that stay what they are.
+
+        Merged: one array per output with all rows in the batch's order. Else ``[output][context]``, contexts that rested
+        left out. Raises ShapeError where contexts' outputs differ in other axes than rows.
+        """
+        bound = self._current("get_outputs()")
+        results = []
+        for k in range(self.num_outputs)[begin:end]:
+            parts = bound.context_outputs[k]
+            if not merge_multi_context:
+                results.append([part.copy() for part in parts])
+            else:
+                results.append(self._merged(parts, bound.row_axes[k], f"output {self.output_names[k]!r}"))
+        return results
+
+    def live_outputs(self) -> list[Any]:
+        """Outputs as the engine holds them, for use before the next forward pass; joined only over several contexts."""
+        bound = self._current("outputs")
+        return [
+            parts[0] if len(parts) == 1 else self._merged(parts, bound.row_axes[k], f"output {self.output_names[k]!r}")
+            for k, parts in enumerate(bound.context_outputs)
+        ]
+
+    def _merged(self, parts: Sequence[Any], where: RowAxis, what: str) -> Any:
+        if len(parts) == 1:
+            return parts[0].copy()
+        axis = max(where.axis, 0)
+        rest = {part.shape[:axis] + part.shape[axis + 1 :] for part in parts}
+        if where.axis >= 0 and len(rest) > 1:
+            raise ShapeError(
+                f"{what} has shapes {[part.shape for part in parts]} over the contexts, which do not join along axis "
+                f"{axis}; ask with merge_multi_context=False"
+            )
+        merged = where.join(parts)
+        return merged.copy() if merged is parts[0] else merged
+
+    def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
+        """Gradients of the data arrays in the order of data_shapes, as arrays that stay what they are."""
+        if not self.inputs_need_grad:
+            raise NotReadyError("get_input_grads() needs bind(..., inputs_need_grad=True)")
+        bound = self._bound
+        results: list[Any] = []
+        for k, name in enumerate(self.data_names):
+            parts = [bound.execs[i].grad_dict[name] for i in bound.active]
+            if not merge_multi_context:
+                results.append([part.copy() for part in parts])
+            else:
+                results.append(self._merged(parts, RowAxis(self.data_layouts[k]), f"gradient of {name!r}"))
+        return results
+
+    def get_states(self, merge_multi_context: bool = True) -> list[Any]:
+        """States: one array with all rows each, or ``[state][context]``."""
+        if not merge_multi_context:
+            return self.state_arrays
+        return [
+            self._merged([block[i] for i in self._bound.active], RowAxis(0), f"state {name!r}")
+            for name, block in zip(self.state_names, self.state_arrays)
+        ]
+
+    def set_states(self, states: Any = None, value: Any = None) -> None:
+        """Set the states to arrays (merged, or ``[state][context]`` as get_states gives them) or all to one number."""
+        if (states is None) == (value is None):
+            raise ValueError("set_states takes either states or value, and exactly one of them")
+        if states is None:
+            for block in self.state_arrays:
+                for array in block:
+                    array[:] = value
+            return
+        if len(states) != len(self.state_names):
+            raise ShapeError(f"states has {len(states)} entries and there are {len(self.state_names)}: {self.state_names}")
+        plan = []
+        for name, given, block in zip(self.state_names, states, self.state_arrays):
+            targets = [block[i] for i in self._bound.active]
+            if isinstance(given, (list, tuple)):
+                pieces = [given[i] for i in self._bound.active] if len(given) == len(block) else list(given)
+            else:
+                pieces, begin = [], 0
+                for target in targets:
+                    pieces.append(given if len(targets) == 1 else given[begin : begin + target.shape[0]])
+                    begin += target.shape[0]
+            for piece, target in zip(pieces, targets):
+                if piece.shape != target.shape:
+                    raise ShapeError(f"state {name!r} on {target.context} has shape {target.shape}, given {piece.shape}")
+                plan.append((piece, target))
+        for piece, target in plan:
+            if piece is not target:
+                piece.copyto(target)
+
+    def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
+        """Show each context's labels and outputs to a metric, in order of contexts, without padded rows.
+
+        ``labels``: the batch's labels, or with ``pre_sliced`` (and in the per-context form) one list for each context.
+        """
+        bound = self._current("update_metric()")
+        for at, i in enumerate(bound.active):
+            valid = self._valid_rows(i)
+            if valid == 0:
+                continue
+            outputs = [parts[at] for parts in bound.context_outputs]
+            shown = self._labels_of(labels, pre_sliced, at, i)
+            if valid is not None:
+                keep = slice(0, valid)
+                outputs = [
+                    where.cut(out, keep) if where.steps else out for out, where in zip(outputs, bound.row_axes)
+                ]
+                shown = OrderedDict(
+                    (name, RowAxis(axis).cut(label, keep))
+                    for (name, label), axis in zip(shown.items(), self.label_layouts or ())
+                )
+            eval_metric.update_dict(shown, OrderedDict(zip(self.output_names, outputs)))
+
+    def _valid_rows(self, i: int) -> int | None:
+        """Rows of context ``i`` that are no padding; None when all are."""
+        if not self._pad or not self._bound.slices:
+            return None
+        part, valid = self._bound.slices[i], (self.batch_size or 0) - self._pad
+        inside = max(0, min(part.stop, valid) - part.start)
+        return None if inside == part.stop - part.start else inside
+
+    def _labels_of(self, labels: Any, pre_sliced: bool, at: int, i: int) -> OrderedDict[str, Any]:
+        bound, names = self._bound, self.label_names or []
+        if pre_sliced or bound.shapes.per_context:
+            mine = labels[at] if labels else []
+            return OrderedDict(zip(names, mine or []))
+        if not labels:
+            return OrderedDict()
+        if len(bound.active) == 1:
+            return OrderedDict(zip(names, labels))
+        table = bound.execs[i].arg_dict
+        fed = labels is self._fed
+        shown = OrderedDict()
+        for name, label, axis in zip(names, labels, self.label_layouts or ()):
+            if fed and name in table:
+                shown[name] = table[name]
+            elif axis < 0 or not bound.slices:
+                shown[name] = label
+            else:
+                shown[name] = RowAxis(axis).cut(as_array(label, None), bound.slices[i])
+        return shown
+
+    def install_monitor(self, mon: Any) -> None:
+        """Let a monitor see every executor of the group, those that are bound later included."""
+        self._monitors.append(mon)
+        seen: set[int] = set()
+        for bound in self._bounds.values():
+            for executor in bound.execs:
+                if id(executor) not in seen:
+                    seen.add(id(executor))
+                    mon.install(executor)
+
+    # ------------------------------------------------------------------ what it looks like inside
+
+    def slice_report(self, bucket: Any = None) -> SliceReport:
+        """How the current batch lies over the contexts."""
+        bound, contexts, begin = self._bound, [], 0
+        names = set(self.data_names) | set(self.label_names or ())
+        for i, context in enumerate(self.contexts):
+            shapes = tuple(
+                (name, bound.execs[i].arg_dict[name].shape)
+                for name in (*self.data_names, *(self.label_names or ()))
+                if name in names and name in bound.execs[i].arg_dict
+            ) if i in bound.active else ()
+            if bound.slices is not None:
+                start, stop = bound.slices[i].start, bound.slices[i].stop
+            else:
+                rows = shapes[0][1][max(self.data_layouts[0], 0)] if shapes else 0
+                start, stop = (begin, begin + rows) if bound.shapes.per_context else (0, rows)
+                begin += rows
+            valid = self._valid_rows(i)
+            contexts.append(ContextSlice(str(context), start, stop, stop - start if valid is None else valid, shapes))
+        rows = self.batch_size if self.batch_size is not None else begin
+        return SliceReport(
+            bucket,
+            rows,
+            self._pad,
+            "per context" if bound.shapes.per_context else self.split,
+            tuple(float(w) for w in self.workload),
+            tuple(contexts),
+        )
+
+
+def _mean(block: Sequence[Any]) -> Any:
+    """The mean over contexts on the CPU, summed in their order as mx.mod does; a single array is copied."""
+    total = block[0].copyto(mx.cpu()) if block[0].stype == "default" else block[0].as_in_context(mx.cpu())
+    for other in block[1:]:
+        total = total + other.as_in_context(mx.cpu())
+    return total if len(block) == 1 else total / len(block)
+
+
+def check_params(kind: str, given: Mapping[str, Any], known: Mapping[str, Any], allow_extra: bool) -> None:
+    """Refuse values whose name or shape does not fit, naming the parameter."""
+    extra = [name for name in given if name not in known]
+    if extra and not allow_extra:
+        raise ValueError(
+            f"{kind} {', '.join(map(repr, sorted(extra)))} is not in the symbol; known: {sorted(known)}; "
+            f"pass allow_extra=True to ignore it"
+        )
+    for name, value in given.items():
+        target = known.get(name)
+        if target is not None and tuple(value.shape) != tuple(target.shape):
+            raise ShapeError(f"{kind} {name!r} is given with shape {tuple(value.shape)}, expected {tuple(target.shape)}")
+
+
+def resolve_grad_req(
+    grad_req: Any,
+    arg_names: Sequence[str],
+    param_names: Sequence[str],
+    inputs_with_grad: Sequence[str],
+    fixed: Sequence[str],
+) -> dict[str, str]:
+    """One request ('write', 'add' or 'null') for every argument, from a string, a list in their order, or a dict."""
+    params, inputs, still = set(param_names), set(inputs_with_grad), set(fixed)
+
+    def default(name: str, request: str) -> str:
+        trains = name in inputs or (name in params and name not in still)
+        return request if trains else "null"
+
+    if isinstance(grad_req, str):
+        resolved = {name: default(name, grad_req) for name in arg_names}
+        given: dict[str, Any] = {"grad_req": grad_req}
+    elif isinstance(grad_req, (list, tuple)):
+        if len(grad_req) != len(arg_names):
+            raise ValueError(f"grad_req has {len(grad_req)} entries and the symbol {len(arg_names)} arguments: {list(arg_names)}")
+        resolved = dict(zip(arg_names, grad_req))
+        given = resolved
+    elif isinstance(grad_req, Mapping):
+        unknown = [name for name in grad_req if name not in set(arg_names)]
+        if unknown:
+            raise ValueError(f"grad_req names {unknown}, which are no arguments; known: {list(arg_names)}")
+        resolved = {name: grad_req.get(name, default(name, "write")) for name in arg_names}
+        given = dict(grad_req)
+    else:
+        raise ValueError(f"grad_req is {grad_req!r}; give a string, a list in the order of the arguments, or a dict")
+    for name, request in given.items():
+        if request not in GRAD_REQS:
+            raise ValueError(f"grad_req of {name!r} is {request!r}; choose one of {GRAD_REQS}")
+    return resolved
+
+
+def prepare_group2ctxs(group2ctxs: Any, contexts: int) -> list[Any]:
+    """A dict of group name to context for each context, from None, a list of such dicts, or a dict of lists."""
+    if group2ctxs is None:
+        return [None] * contexts
+    if isinstance(group2ctxs, (list, tuple)):
+        if len(group2ctxs) != contexts:
+            raise SliceError(f"group2ctxs has {len(group2ctxs)} entries for {contexts} context(s); give one for each")
+        return list(group2ctxs)
+    if isinstance(group2ctxs, Mapping):
+        tables: list[dict[str, Any]] = [{} for _ in range(contexts)]
+        for group, given in group2ctxs.items():
+            homes = [given] if isinstance(given, mx.Context) else list(given)
+            if len(homes) not in (1, contexts):
+                raise SliceError(f"group2ctxs[{group!r}] has {len(homes)} contexts; give 1 or {contexts}")
+            for i, table in enumerate(tables):
+                table[group] = homes[i if len(homes) > 1 else 0]
+        return tables
+    raise TypeError(
+        f"group2ctxs is {type(group2ctxs).__name__}; give a dict of group to context(s), or a list of dicts, one per context"
+    )
+
+
+def _given_shapes(data_shapes: Any, label_shapes: Any, contexts: int) -> BatchShapes:
+    """Shapes as a group takes them: its names are whatever the descriptions say."""
+    entries = list(data_shapes)
+    nested = is_per_context(entries)
+    first = entries[0] if nested else entries
+    names = [entry[0] for entry in first]
+    labels = list(label_shapes) if label_shapes else []
+    firsts = next((one for one in labels if one), []) if nested else labels
+    return parse(names, [entry[0] for entry in firsts], data_shapes, label_shapes, contexts)
