@@ -156,6 +156,8 @@ class FlatParameters:
                 groups.setdefault((self._context_of(spec), spec.dtype, flat_gradient), []).append(spec)
         segments = []
         for (context, dtype, flat_gradient), members in groups.items():
+            # Optimizers decay weights and gammas only: side by side, they are one range for a kernel.
+            members.sort(key=lambda spec: not spec.name.endswith(("_weight", "_gamma")))
             for total, spans in _lay_out(members, dtype):
                 weight = mx.nd.zeros((total,), ctx=context, dtype=dtype)
                 grad = mx.nd.zeros((total,), ctx=context, dtype=dtype) if flat_gradient else None
@@ -205,7 +207,8 @@ def view(flat: Any, span: tuple[int, int], shape: tuple[int, ...]) -> Any:
 def _lay_out(specs: Iterable[ParamSpec], dtype: np.dtype) -> list[tuple[int, dict[str, tuple[int, int]]]]:
     """(elements, spans) of each buffer that the parameters fill one after another."""
     buffers: list[tuple[int, dict[str, tuple[int, int]]]] = []
-    total, spans = 0, {}
+    total = 0
+    spans: dict[str, tuple[int, int]] = {}
     for spec in specs:
         if spans and total + padded(spec.size, dtype) > MAX_ELEMENTS:
             buffers.append((total, spans))
