@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-__all__ = ["BucketError", "BucketlabError", "NotReadyError", "ShapeError", "SliceError", "StaleError", "StopTraining"]
+__all__ = [
+    "BucketError",
+    "BucketlabError",
+    "BudgetError",
+    "DataError",
+    "EngineError",
+    "NotReadyError",
+    "ShapeError",
+    "SliceError",
+    "StaleError",
+    "StopTraining",
+]
 
 
 class BucketlabError(Exception):
     """Any refusal that comes from bucketlab itself."""
+
+
+class EngineError(BucketlabError, ImportError):
+    """mxnet cannot be imported here; says what stands in its way and what to do."""
 
 
 class ShapeError(BucketlabError, ValueError):
@@ -31,3 +46,11 @@ class StaleError(BucketlabError, RuntimeError):
 
 class StopTraining(BucketlabError):
     """Raised by an observer at a step boundary: ``fit`` ends there and leaves the module usable."""
+
+
+class DataError(BucketlabError, ValueError):
+    """Sequences, bounds, corpora or iterator arguments that cannot be used as given."""
+
+
+class BudgetError(DataError):
+    """A budget or waste limit that no plan can keep; names the bucket and what it would need."""

@@ -8,8 +8,14 @@ from bucketlab._engine import mx
 from bucketlab.models._common import Symbol, positive, share
 
 
-def mlp(classes: int = 10, hidden: Sequence[int] = (64,), *, dropout: float = 0.0, data_name: str = "data",
-        label_name: str = "softmax_label") -> Symbol:
+def mlp(
+    classes: int = 10,
+    hidden: Sequence[int] = (64,),
+    *,
+    dropout: float = 0.0,
+    data_name: str = "data",
+    label_name: str = "softmax_label",
+) -> Symbol:
     """A perceptron with relu layers: data (rows, ...) are flattened, labels are (rows,)."""
     positive("classes", classes)
     share("dropout", dropout)
@@ -23,8 +29,13 @@ def mlp(classes: int = 10, hidden: Sequence[int] = (64,), *, dropout: float = 0.
         return _softmax(x, classes, label_name)
 
 
-def small_convnet(classes: int = 10, filters: Sequence[int] = (16, 32), *, data_name: str = "data",
-                  label_name: str = "softmax_label") -> Symbol:
+def small_convnet(
+    classes: int = 10,
+    filters: Sequence[int] = (16, 32),
+    *,
+    data_name: str = "data",
+    label_name: str = "softmax_label",
+) -> Symbol:
     """A convolutional net for images (rows, channels, height, width) of any height and width.
 
     Every stage halves the picture; a mean over all places makes the rest independent of its size.
@@ -34,8 +45,13 @@ def small_convnet(classes: int = 10, filters: Sequence[int] = (16, 32), *, data_
         x = mx.sym.Variable(data_name)
         for stage, width in enumerate(filters):
             x = mx.sym.Convolution(
-                x, num_filter=positive(f"filters[{stage}]", width), kernel=(3, 3), stride=(2, 2), pad=(1, 1),
-                no_bias=True, name=f"conv{stage}",
+                x,
+                num_filter=positive(f"filters[{stage}]", width),
+                kernel=(3, 3),
+                stride=(2, 2),
+                pad=(1, 1),
+                no_bias=True,
+                name=f"conv{stage}",
             )
             x = mx.sym.BatchNorm(x, fix_gamma=False, name=f"norm{stage}")
             x = mx.sym.Activation(x, act_type="relu", name=f"relu{stage}")

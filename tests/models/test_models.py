@@ -144,7 +144,9 @@ def test_bucketed_training_learns_a_cycle():
     def batch(length, start):
         ids = (start + np.arange(4)[:, None] + np.arange(length + 1)) % 11 + 1
         return mx.io.DataBatch(
-            [mx.nd.array(ids[:, :-1], dtype="int32")], [mx.nd.array(ids[:, 1:])], bucket_key=length,
+            [mx.nd.array(ids[:, :-1], dtype="int32")],
+            [mx.nd.array(ids[:, 1:])],
+            bucket_key=length,
             provide_data=[mx.io.DataDesc("data", (4, length), "int32", "NT")],
             provide_label=[mx.io.DataDesc("softmax_label", (4, length), "float32", "NT")],
         )
