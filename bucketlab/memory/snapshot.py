@@ -1,0 +1,250 @@
+"""One place reads the arrays of modules into plain frozen data: what there is, and what is the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from bucketlab.memory.addresses import Layout, Places, join, layout, places, pool_places
+from bucketlab.memory.intervals import group_intervals
+from bucketlab.memory.protocol import HeldArray, HeldPool, collect
+
+if TYPE_CHECKING:
+    from bucketlab.memory.diff import SnapshotDiff
+
+__all__ = ["ArrayRecord", "MemoryGroup", "Snapshot", "Spans", "snapshot", "take"]
+
+
+class ArrayRecord(NamedTuple):
+    """One array at one moment. ``bytes`` is what it stores: of a sparse array its stored rows and indices.
+
+    ``group`` is equal for arrays that have bytes in common, directly or through others; ``offset`` counts the bytes
+    from the group's first to the array's first. Blocks of working pools (role "pool") have groups of their own, p0, p1
+    and so on, though the outputs lie in them. ``allocated`` is False while the engine has only promised the memory.
+    ``context_index`` is the place among the source's contexts (-1: none). ``address`` serves to tell two moments apart
+    and is no part of the printed form.
+    """
+
+    bucket: Hashable
+    context_index: int
+    context: str
+    role: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    storage: str
+    bytes: int
+    group: str
+    offset: int
+    allocated: bool
+    address: int
+
+    @property
+    def key(self) -> tuple[Hashable, int, str, str, str]:
+        """Who the array is, whatever memory it has."""
+        return self.bucket, self.context_index, self.context, self.role, self.name
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = self._asdict()
+        del plain["address"]
+        plain["shape"] = list(self.shape)
+        return plain
+
+
+class MemoryGroup(NamedTuple):
+    """Arrays that have bytes in common: ``bytes`` counts each byte once, ``declared`` sums the arrays."""
+
+    name: str
+    context: str
+    bytes: int
+    declared: int
+    arrays: int
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """The bytes behind a snapshot's records, by column: record, device, and from where to where in which block.
+
+    ``domain`` is equal for spans whose addresses can be compared: those that are allocated on one device, or those of
+    one block that is not allocated yet.
+    """
+
+    record: np.ndarray
+    domain: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    block: np.ndarray
+    block_bytes: np.ndarray
+    allocated: np.ndarray
+    lent: np.ndarray
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Arrays and memory groups at one moment, in order of first appearance. ``notes`` say what could not be seen."""
+
+    records: tuple[ArrayRecord, ...]
+    groups: tuple[MemoryGroup, ...]
+    notes: tuple[str, ...]
+    spans: Spans = field(repr=False, compare=False)
+
+    def diff(self, other: Snapshot) -> SnapshotDiff:
+        """What changed from this snapshot to a later one."""
+        from bucketlab.memory.diff import diff_snapshots
+
+        return diff_snapshots(self, other)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "records": [record.to_dict() for record in self.records],
+            "groups": [group._asdict() for group in self.groups],
+            "notes": list(self.notes),
+        }
+
+    def __repr__(self) -> str:
+        from bucketlab.views.text import snapshot_text
+
+        return snapshot_text(self)
+
+    def _repr_html_(self) -> str:
+        from bucketlab.views.html import snapshot_html
+
+        return snapshot_html(self)
+
+
+def snapshot(*sources: Any, **named: Any) -> Snapshot:
+    """Read every array that the sources hold: modules, executor groups, executors, updaters, arrays.
+
+    Changes nothing, waits for nothing, allocates nothing on the engine. Keywords name the sources.
+
+    >>> a = mx.nd.zeros((10, 4))
+    >>> [(record.group, record.offset) for record in snapshot([a, a[2:5]]).records]
+    [('m0', 0), ('m0', 32)]
+    """
+    arrays, pools = collect(*sources, **named)
+    return take(arrays, pools)
+
+
+def take(arrays: Sequence[HeldArray], pools: Sequence[HeldPool] = (), proved: Layout | None = None) -> Snapshot:
+    """A snapshot of arrays and pools that were collected before; ``proved`` is what :func:`layout` found."""
+    proved = layout() if proved is None else proved
+    notes = []
+    tables = [places([entry.array for entry in arrays], proved)]
+    working: list[tuple[Hashable, int, str, str]] = []
+    blind = 0
+    for pool in pools:
+        found = pool_places(pool.executor, proved)
+        if found is None:
+            blind += 1
+            continue
+        tables.append(found)
+        working += [(pool.bucket, pool.context_index, "pool", f"block{i}") for i in range(len(found))]
+    table = join(tables)
+    unseen = len(table) - int(table.seen.sum())
+    if unseen:
+        why = proved.reason or "their structures did not read as arrays at that moment"
+        notes.append(f"{unseen} of {len(table)} arrays: memory not seen, each counts as its own ({why})")
+    if blind:
+        notes.append(f"{blind} of {len(pools)} working pools: not seen ({proved.reason or 'executor not recognised'})")
+    who = [
+        [entry[0] for entry in arrays] + [entry[0] for entry in working],
+        [entry[1] for entry in arrays] + [entry[1] for entry in working],
+        [entry[3] for entry in arrays] + [entry[2] for entry in working],
+        [entry[4] for entry in arrays] + [entry[3] for entry in working],
+    ]
+    return _assemble(who, table, tuple(notes))
+
+
+def _assemble(who: Sequence[list[Any]], table: Places, notes: tuple[str, ...]) -> Snapshot:
+    count = len(table)
+    spans = _spans(table)
+    pool = np.array([role == "pool" for role in who[2]], bool)
+    label, first, distinct = _groups(table, spans, pool)
+    of_pool = pool[first]
+    order = np.where(of_pool, np.cumsum(of_pool), np.cumsum(~of_pool)) - 1
+    names = np.array([f"{'p' if p else 'm'}{i}" for p, i in zip(of_pool.tolist(), order.tolist())], object)
+    start = np.zeros(count, np.int64)
+    heads = np.flatnonzero(np.diff(spans.record, prepend=-1))
+    start[spans.record[heads]] = spans.start[heads]
+    lowest = np.full(len(first), np.iinfo(np.int64).max)
+    np.minimum.at(lowest, label, start)
+    waiting = np.bincount(spans.record, ~spans.allocated & (spans.stop > spans.start), count) > 0
+    records = map(
+        ArrayRecord._make,
+        zip(
+            who[0], who[1], table.context, who[2], who[3], table.shape, table.dtype, table.storage,
+            table.nbytes.tolist(), names[label].tolist(), (start - lowest[label]).tolist(),
+            (~waiting).tolist(), start.tolist(),
+        ),
+    )  # fmt: skip
+    groups = map(
+        MemoryGroup._make,
+        zip(
+            names.tolist(),
+            [table.context[row] for row in first.tolist()],
+            distinct.tolist(),
+            np.bincount(label, table.nbytes, len(first)).astype(np.int64).tolist(),
+            np.bincount(label, minlength=len(first)).tolist(),
+        ),
+    )
+    return Snapshot(tuple(records), tuple(groups), notes, spans)
+
+
+def _spans(table: Places) -> Spans:
+    devices = {context: i for i, context in enumerate(dict.fromkeys(table.context))}
+    device = np.array([devices[context] for context in table.context], np.int64)[table.of]
+    start = table.block + table.offset
+    return Spans(
+        record=table.of,
+        # Block addresses are far above the few device numbers, so the two kinds of domain never meet.
+        domain=np.where(table.allocated, device, table.block),
+        start=start,
+        stop=start + table.span_bytes,
+        block=table.block,
+        block_bytes=table.block_bytes,
+        allocated=table.allocated,
+        lent=table.lent,
+    )
+
+
+def _groups(table: Places, spans: Spans, pool: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each record's group by first appearance; then for each group its first record and its bytes.
+
+    Blocks of pools are grouped among themselves: they would tie together outputs that have no byte in common.
+    """
+    count = len(table)
+    full = np.flatnonzero(spans.stop > spans.start)
+    # A record without bytes, or with memory that is not seen, is known by its owner alone: one pretended byte.
+    bare = np.ones(count, bool)
+    bare[spans.record[full]] = False
+    bare_rows = np.flatnonzero(bare)
+    record = np.concatenate([spans.record[full], bare_rows])
+    begin = np.concatenate([spans.start[full], np.zeros(len(bare_rows), np.int64)])
+    end = np.concatenate([spans.stop[full], np.ones(len(bare_rows), np.int64)])
+    domain = np.concatenate([spans.domain[full], table.owner[bare_rows]])
+    number = group_intervals(2 * domain + pool[record], begin, end)
+    # Intervals that overlap in a chain cover all bytes from the first to the last.
+    low = np.full(len(number), np.iinfo(np.int64).max)
+    high = np.zeros(len(number), np.int64)
+    np.minimum.at(low, number, begin)
+    np.maximum.at(high, number, np.concatenate([spans.stop[full], np.where(table.seen, 0, table.nbytes)[bare_rows]]))
+    pieces = number.max() + 1 if len(number) else 0
+    piece_bytes = high[:pieces] - low[:pieces]
+
+    root = np.arange(pieces)
+    first_piece = np.zeros(count, np.int64)
+    first_piece[record[::-1]] = number[::-1]
+    for row in np.flatnonzero(number != first_piece[record]).tolist():
+        # A sparse array holds its parts together.
+        keep, drop = root[first_piece[record[row]]], root[number[row]]
+        root[root == drop] = keep
+    _, first, label = np.unique(root[first_piece], return_index=True, return_inverse=True)
+    rank = np.argsort(np.argsort(first, kind="stable"), kind="stable")
+    label = rank[label]
+    of_piece = np.zeros(pieces, np.int64)
+    of_piece[number] = label[record]
+    distinct = np.bincount(of_piece, piece_bytes, len(first)).astype(np.int64)
+    return label, np.sort(first), distinct
