@@ -319,6 +319,8 @@ class DataParallelExecutorGroup:
 
     def _arrays_of(self, batch: Any) -> tuple[list[Any], list[Any] | None]:
         shapes = self._bound.shapes
+        if len(batch.data) != len(shapes.data):
+            raise ShapeError(f"the batch has {len(batch.data)} data array(s); expected {len(shapes.data)}: {self.data_names}")
         data = [as_array(source, desc.dtype) for source, desc in zip(batch.data, shapes.data)]
         label = getattr(batch, "label", None)
         if shapes.label is None or not label:
@@ -479,6 +481,15 @@ class DataParallelExecutorGroup:
             parts[0] if len(parts) == 1 else self._merged(parts, bound.row_axes[k], f"output {self.output_names[k]!r}")
             for k, parts in enumerate(bound.context_outputs)
         ]
+
+    def predicted(self) -> list[Any]:
+        """Outputs of the last forward pass without padded rows, as arrays of their own."""
+        bound, valid = self._current("outputs"), (self.batch_size or 0) - self._pad
+        results = []
+        for live, parts, where in zip(self.live_outputs(), bound.context_outputs, bound.row_axes):
+            kept = where.cut(live, slice(0, valid)) if self._pad and where.steps else live
+            results.append(kept if len(parts) > 1 else kept.copy())
+        return results
 
     def _merged(self, parts: Sequence[Any], where: RowAxis, what: str) -> Any:
         if len(parts) == 1:
