@@ -1,1 +1,16 @@
+"""What happened while a module trained: frozen events and the recorder that collects them."""
 
+from bucketlab.record.events import EpochEvent, Event, MetricEvent, StepEvent, StructureEvent
+from bucketlab.record.recorder import Recorder
+from bucketlab.record.summary import BucketTotals, RunSummary
+
+__all__ = [
+    "BucketTotals",
+    "EpochEvent",
+    "Event",
+    "MetricEvent",
+    "Recorder",
+    "RunSummary",
+    "StepEvent",
+    "StructureEvent",
+]
