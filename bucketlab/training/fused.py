@@ -1,0 +1,252 @@
+"""The update of all parameters of a bucket as a handful of engine calls, run from one C loop.
+
+A step is: add up the contexts' gradients, one kernel per range of equal multipliers, copy the weights to the
+other contexts, count. All of it is one :class:`~bucketlab._calls.Program`, so an interrupt finds either all
+of it done or nothing. What has not changed since the last step (ranges, attributes) is not made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from operator import attrgetter, itemgetter
+from typing import Any
+
+from bucketlab._calls import OperatorCall, Program
+from bucketlab.training.exchange import Exchange, Scratch
+from bucketlab.training.flat import FlatParameters
+from bucketlab.training.kernels import Family, Kernel
+from bucketlab.training.ranges import hulls, part
+from bucketlab.training.states import FlatStates, Updater, check_state, copy_state
+
+ROUTING = ("multi_precision", "param_dict", "aggregate_num")
+"""Settings of an optimizer that decide which parameters can be fused at all."""
+
+SETTINGS = ("rescale_grad", "clip_gradient", "wd", "idx2name", "lr_mult", "wd_mult")
+"""Those that a kernel call depends on, whatever the optimizer; the two dictionaries are last."""
+
+
+class Assign:
+    """A dictionary update as a call of a program: counters move with the weights, or not at all."""
+
+    def __init__(self, target: dict[Any, Any]):
+        self.target = target
+        self.set({})
+
+    def set(self, values: dict[Any, Any]) -> None:
+        """What the next run writes."""
+        self.ready = partial(self.target.update, values)
+
+
+@dataclass
+class Run:
+    """A range that one kernel call updates: parameters of one hull that agree in all of ``traits``.
+
+    Traits: learning rate multiplier (None: none), weight decay, learning rate before both multiplier and
+    correction, update number.
+    """
+
+    hull: int
+    start: int
+    stop: int
+    traits: tuple[Any, Any, Any, int]
+
+
+class FusedStep:
+    """The update of ``names`` from the gradients of the ``active`` contexts, by a fused family's optimizer.
+
+    ``keys`` are those of each name's optimizer state. All names must have flat gradients.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        keys: Sequence[tuple[Any, ...]],
+        stores: Sequence[FlatParameters],
+        active: Sequence[int],
+        exchange: Exchange,
+        family: Family,
+        updater: Updater,
+        flat_states: FlatStates,
+        scratch: Scratch,
+    ):
+        self._keys = dict(zip(names, keys))
+        self._position = {name: position for position, name in enumerate(names)}
+        self._shapes = {name: stores[0].weights[name].shape for name in names}
+        self._family, self._updater, self._states = family, updater, flat_states
+        self._optimizer = updater.optimizer
+        self._hulls = hulls(stores, names)
+        self._sums: list[OperatorCall] = []
+        self._totals: list[Any] = []
+        for hull in self._hulls:
+            calls, total = hull.sum_calls(active, exchange.order or "local", scratch)
+            self._sums += calls
+            self._totals.append(total)
+        self._copies = [call for hull in self._hulls for call in hull.copy_calls()]
+        self._read = attrgetter(*ROUTING, *family.watched, *SETTINGS)
+        self._routing = attrgetter(*ROUTING)(self._optimizer)
+        self._count_on(exchange, [store.context.device_id for store in stores])
+        self._settings: tuple[Any, ...] | None = None
+        self._states_version = -1
+        self._lr: Any = None
+        self._even = self._rated = False
+        self._kernels: list[Kernel] = []
+        self._runs: list[Run] = []
+        self._calls: dict[tuple[int, int, int], tuple[str, OperatorCall]] = {}
+        self.program = Program([])
+
+    def _count_on(self, exchange: Exchange, devices: Sequence[int]) -> None:
+        """Counters as mxnet keeps them: by device, and on device 0 alone when the kvstore updates."""
+        counts = self._optimizer._all_index_update_counts
+        devices = (0,) if exchange.update_on_kvstore else devices
+        keys = list(self._keys.values())
+        self._counters = [
+            (Assign(counts.setdefault(device, {})), [of_name[k] for of_name in keys])
+            for k, device in enumerate(devices)
+        ]
+        first, own = self._counters[0]
+        # One key more than there are, because for a single key itemgetter would not give a tuple.
+        self._counts_of = itemgetter(*own, own[0])
+        self._counts, self._own_keys = first.target, own
+        self._totals_counted = Assign(self._optimizer.__dict__)
+        self._current = counts[devices[-1]]
+
+    def run(self) -> bool:
+        """One step. Up to its last call it only prepares, so that it may be interrupted and done again.
+
+        False, with nothing done, if the optimizer has changed in what decides which parameters are fused.
+        """
+        optimizer = self._optimizer
+        count, updates, counts = self._next_counts(optimizer)
+        scheduler = optimizer.lr_scheduler
+        lr = optimizer.lr if scheduler is None else scheduler(updates)
+        even = count is not None or (scheduler is None and not self._rated)
+        settings = self._read(optimizer)
+        if settings != self._settings or not (even and self._even) or self._states_changed:
+            if settings[: len(ROUTING)] != self._routing:
+                return False
+            self._settings = None
+            self._arrange(lr, counts)
+            self._even = count is not None or (scheduler is None and not self._rated)
+            self._settings = (*settings[:-2], *map(dict, settings[-2:]))
+        elif lr != self._lr or self._rated:
+            self._lr = None
+            for run in self._runs:
+                run.traits = (*run.traits[:2], lr, counts[0])
+                self._prepare(run)
+        self._lr = lr
+        self.program.refresh()
+        self.program.run()
+        return True
+
+    @property
+    def _states_changed(self) -> bool:
+        return self._updater.states.version != self._states_version
+
+    def _next_counts(self, optimizer: Any) -> tuple[int | None, int, Sequence[int]]:
+        """(update number if it is the same for all, the optimizer's, each parameter's) after this step."""
+        try:
+            before = self._counts_of(self._counts)[:-1]
+        except KeyError:
+            before = tuple(self._counts.get(key, optimizer.begin_num_update) for key in self._own_keys)
+        count = before[0] + 1
+        if before.count(before[0]) == len(before):
+            after: Sequence[int] = (count,) * len(before)
+            for counter, keys in self._counters:
+                counter.set(dict.fromkeys(keys, count))
+        else:
+            after = [number + 1 for number in before]
+            for counter, keys in self._counters:
+                counter.set(dict(zip(keys, after)))
+        updates = max(optimizer.num_update, *after) if len(after) > 1 else max(optimizer.num_update, count)
+        self._totals_counted.set({"num_update": updates, "_index_update_count": self._current})
+        return (count if isinstance(after, tuple) else None), updates, after
+
+    def _arrange(self, lr: Any, counts: Sequence[int]) -> None:
+        """Sort the parameters into runs and make the program."""
+        optimizer = self._optimizer
+        self._kernels = [
+            self._family.choose(optimizer, hull.segment.dtype, self._states.kept(hull.segment))
+            for hull in self._hulls
+        ]
+        self._rated = any(kernel.rate is not None for kernel in self._kernels)
+        self._take_states()
+        rates = self._rates(lr, counts)
+        multipliers = [self._multiplier(key) for key in self._own_keys]
+        decays = optimizer._get_wds(self._own_keys)
+        runs: list[Run] = []
+        for number, (hull, kernel) in enumerate(zip(self._hulls, self._kernels)):
+            for slot in hull.slots:
+                at = self._position[slot.name]
+                traits = (multipliers[at], decays[at], rates[at], counts[at] if kernel.rate else 0)
+                last = runs[-1] if runs else None
+                if last and (last.hull, last.stop, last.traits) == (number, slot.start, traits):
+                    last.stop = slot.stop
+                else:
+                    runs.append(Run(number, slot.start, slot.stop, traits))
+        self._runs = runs
+        kernels = [self._prepare(run) for run in runs]
+        counters = [counter for counter, _ in self._counters]
+        self.program = Program([*self._sums, *kernels, *self._copies, *counters, self._totals_counted])
+
+    def _rates(self, lr: Any, counts: Sequence[int]) -> list[Any]:
+        """Each parameter's learning rate. A scheduler sees the updates counted up to it, as in mxnet."""
+        scheduler = self._optimizer.lr_scheduler
+        if scheduler is None or len(set(counts)) == 1:
+            return [lr] * len(counts)
+        updates = accumulate((self._optimizer.num_update, *counts), max)
+        next(updates)
+        return [scheduler(number) for number in updates]
+
+    def _multiplier(self, key: Any) -> Any:
+        optimizer = self._optimizer
+        if key in optimizer.lr_mult:
+            return optimizer.lr_mult[key]
+        return optimizer.lr_mult.get(optimizer.idx2name[key]) if key in optimizer.idx2name else None
+
+    def _prepare(self, run: Run) -> OperatorCall:
+        """The kernel call of a run with its present attributes."""
+        multiplier, wd, lr, count = run.traits
+        kernel, hull = self._kernels[run.hull], self._hulls[run.hull]
+        if multiplier is not None:
+            lr = lr * multiplier
+        if kernel.rate is not None:
+            lr = kernel.rate(lr, count)
+        operator, attributes = kernel.at(lr, wd)
+        place = (run.hull, run.start, run.stop)
+        known, call = self._calls.get(place, ("", None))
+        if call is not None and known == operator:
+            call.set(**attributes)
+            return call
+        begin, end = run.start - hull.start, run.stop - hull.start
+        weight = part(hull.weights[0], begin, end)
+        states = self._states.buffers(hull.segment, kernel.states)
+        inputs = [weight, part(self._totals[run.hull], begin, end)]
+        inputs += [part(state, run.start, run.stop) for state in states]
+        call = OperatorCall(operator, inputs, [weight], **attributes)
+        self._calls[place] = (operator, call)
+        return call
+
+    def _take_states(self) -> None:
+        """Make states that are missing, and take into the buffers what was put in the place of others."""
+        held, synced = self._updater.states, self._updater.states_synced
+        foreign = []
+        for hull, kernel in zip(self._hulls, self._kernels):
+            for slot in hull.slots:
+                name, keys = slot.name, self._keys[slot.name]
+                fresh, views = self._states.views(hull.segment, name, self._shapes[name], kernel)
+                present = [held[key] for key in keys if key in held]
+                replaced = present and present[0] is not self._states.packed[name]
+                if replaced or not (present or fresh):
+                    foreign.append((name, present[0] if present else None, views))
+        for name, value, views in foreign:
+            check_state(name, value, views)
+        for _, value, views in foreign:
+            copy_state(value, views)
+        for name, keys in self._keys.items():
+            for key in keys:
+                held.keep(key, self._states.packed[name])
+                synced[key] = True
+        self._states_version = held.version

@@ -1,0 +1,218 @@
+"""Optimizer states: mxnet's Updater, with the states of fused parameters as views of flat buffers."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
+
+from bucketlab._engine import mx
+from bucketlab.errors import ShapeError
+from bucketlab.training.exchange import Exchange
+from bucketlab.training.flat import Segment, view
+from bucketlab.training.kernels import Kernel, family_of
+
+
+def _counted(method: Any) -> Any:
+    def changing(self: States, *args: Any, **kwargs: Any) -> Any:
+        self.version += 1
+        return method(self, *args, **kwargs)
+
+    return changing
+
+
+class States(dict):
+    """Optimizer state by key, as programs expect it; ``version`` tells whether it was changed since."""
+
+    def __init__(self, values: Mapping[Any, Any], version: int = 0):
+        super().__init__(values)
+        self.version = version
+
+    __setitem__ = _counted(dict.__setitem__)
+    __delitem__ = _counted(dict.__delitem__)
+    clear = _counted(dict.clear)
+    pop = _counted(dict.pop)
+    popitem = _counted(dict.popitem)
+    setdefault = _counted(dict.setdefault)
+    update = _counted(dict.update)
+
+    def keep(self, key: Any, value: Any) -> None:
+        """Put a value in without that being a change."""
+        dict.__setitem__(self, key, value)
+
+
+class Updater(mx.optimizer.Updater):
+    """What mx.mod has as ``_updater``: the optimizer, and its ``states`` by key.
+
+    ``translate`` turns the keys of states that are set from outside (a file) into those in use here.
+    Inside a kvstore's callback, where Python errors would be dropped, they are kept in ``failure`` instead.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        exchange: Exchange,
+        names: list[str],
+        weights: Mapping[str, Any],
+        contexts: Sequence[Any],
+    ):
+        super().__init__(optimizer)
+        self._exchange = exchange
+        self._names = names
+        self._weights = weights
+        self._contexts = contexts
+        self.in_callback = False
+        self.assigning = False
+        self.failure: BaseException | None = None
+
+    @property
+    def states(self) -> Any:
+        """State by key; NDArray, tuple of NDArray, or None, as the optimizer made it."""
+        return self._states
+
+    @states.setter
+    def states(self, values: Mapping[Any, Any]) -> None:
+        before = getattr(self, "_states", None)
+        self._states = States(values, before.version + 1 if before is not None else 0)
+
+    def __call__(self, index: Any, grad: Any, weight: Any) -> None:
+        if not self.in_callback:
+            super().__call__(index, grad, weight)
+            return
+        try:
+            if self.assigning:
+                grad.copyto(weight)
+            else:
+                super().__call__(index, grad, weight)
+        except BaseException as error:
+            self.failure = self.failure or error
+
+    def set_states(self, states: bytes) -> None:
+        """Take states that ``get_states`` of this class or of mxnet's own has given; keys are translated."""
+        content = pickle.loads(states)
+        optimizer = self.optimizer  # type: ignore[has-type]
+        if isinstance(content, tuple) and len(content) == 2:
+            content, optimizer = content
+        taken = self._translated(content)
+        self.optimizer = optimizer
+        self.states = taken
+        self.states_synced = dict.fromkeys(taken, False)
+
+    def get_states(self, dump_optimizer: bool = False) -> bytes:
+        """All states, pickled as mxnet's Updater does: one per key, each an array of its own."""
+        content = {key: self._detached(key, value) for key, value in self.states.items()}
+        return pickle.dumps((content, self.optimizer) if dump_optimizer else content)
+
+    def _detached(self, key: Any, value: Any) -> Any:
+        context = None
+        if not self._exchange.update_on_kvstore and isinstance(key, int):
+            context = self._contexts[key % self._exchange.contexts]
+        return _mapped(lambda array: array.copyto(context or array.context), value)
+
+    def _translated(self, content: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Content by the keys in use here, whichever of mxnet's ways of keying it was written with."""
+        numbers = sorted(key for key in content if isinstance(key, int))
+        contexts = self._contexts_in(numbers, content)
+        result = {key: value for key, value in content.items() if not isinstance(key, int)}
+        for number in reversed(numbers):
+            result[self._names[number // contexts]] = content[number]
+        for position, name in enumerate(self._names):
+            if name in result:
+                result.update(dict.fromkeys(self._exchange.keys(name, position), result[name]))
+                if not self._exchange.update_on_kvstore:
+                    del result[name]
+        return result
+
+    def _contexts_in(self, numbers: Sequence[int], content: Mapping[Any, Any]) -> int:
+        """How many contexts the numbers were counted over: that of this module, or one."""
+        here = self._exchange.contexts
+        groups = {number // here for number in numbers}
+        if set(numbers) == {group * here + k for group in groups for k in range(here)}:
+            candidates = [here, 1]
+        else:
+            candidates = [1]
+        for contexts in candidates:
+            if all(self._fits(number // contexts, content[number]) for number in numbers):
+                return contexts
+        raise ShapeError(
+            f"the optimizer states are of parameters number {numbers} and do not fit the {len(self._names)} "
+            f"parameters here; they come from another model, or were saved over another number of contexts"
+        )
+
+    def _fits(self, position: int, value: Any) -> bool:
+        if not 0 <= position < len(self._names):
+            return False
+        shape = self._weights[self._names[position]].shape
+        return family_of(self.optimizer) is None or all(array.shape == shape for array in state_arrays(value))
+
+
+class FlatStates:
+    """The state arrays of fused parameters: for a segment as many flat buffers as its kernel has states.
+
+    ``packed`` is each parameter's state in the form in which the optimizer keeps it, of views of the buffers.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[int, tuple[Segment, list[Any]]] = {}
+        self._views: dict[str, tuple[Any, ...]] = {}
+        self.packed: dict[str, Any] = {}
+
+    def kept(self, segment: Segment) -> bool | None:
+        """Whether there are state arrays for this segment; None if none have been asked for yet."""
+        entry = self._buffers.get(id(segment))
+        return None if entry is None else bool(entry[1])
+
+    def buffers(self, segment: Segment, count: int) -> list[Any]:
+        """The ``count`` buffers of a segment, made of zeros if need be."""
+        _, arrays = self._buffers.setdefault(id(segment), (segment, []))
+        while len(arrays) < count:
+            arrays.append(mx.nd.zeros_like(segment.weight))
+        return arrays[:count]
+
+    def views(
+        self, segment: Segment, name: str, shape: tuple[int, ...], kernel: Kernel
+    ) -> tuple[bool, tuple[Any, ...]]:
+        """(whether they are new, the state arrays) of one parameter."""
+        known = self._views.get(name)
+        if known is not None and len(known) == kernel.states:
+            return False, known
+        buffers = self.buffers(segment, kernel.states)
+        self._views[name] = tuple(view(buffer, segment.spans[name], shape) for buffer in buffers)
+        self.packed[name] = kernel.packed(self._views[name])
+        return True, self._views[name]
+
+
+def state_arrays(value: Any) -> list[Any]:
+    """Every NDArray in an optimizer state, depth first."""
+    found: list[Any] = []
+    _mapped(found.append, value)
+    return found
+
+
+def check_state(name: str, value: Any, views: tuple[Any, ...]) -> None:
+    """Raise ShapeError if a state from outside does not have the arrays that are kept; None always does."""
+    given = [array.shape for array in state_arrays(value)]
+    kept = [array.shape for array in views]
+    if given and given != kept:
+        raise ShapeError(
+            f"the optimizer state of parameter {name!r} has arrays of shapes {given}, and this optimizer "
+            f"keeps {kept}; it comes from another optimizer or another model"
+        )
+
+
+def copy_state(value: Any, views: tuple[Any, ...]) -> None:
+    """Copy a state from outside into a parameter's views; None is a state of zeros."""
+    arrays = state_arrays(value)
+    for place, target in enumerate(views):
+        if not arrays:
+            target[:] = 0
+        elif arrays[place] is not target:
+            arrays[place].copyto(target)
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, mx.nd.NDArray):
+        return function(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_mapped(function, item) for item in value)
+    return value
