@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from bucketlab.data.batch import BucketBatch
+from bucketlab.data.batching import Budget
 from bucketlab.data.corpora import corpora, corpus
 from bucketlab.data.corpus import Corpus, ParallelCorpus
 from bucketlab.data.images import images
+from bucketlab.data.iterator import BucketIter
+from bucketlab.data.sentence_iter import BucketSentenceIter
 from bucketlab.data.vocabulary import Vocabulary
 
-__all__ = ["Corpus", "ParallelCorpus", "Vocabulary", "corpora", "corpus", "images"]
+__all__ = [
+    "BucketBatch",
+    "BucketIter",
+    "BucketSentenceIter",
+    "Budget",
+    "Corpus",
+    "ParallelCorpus",
+    "Vocabulary",
+    "corpora",
+    "corpus",
+    "images",
+]
