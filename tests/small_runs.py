@@ -1,4 +1,4 @@
-"""A bucketed run small enough to test with: batches whose every figure is known, modules of mx.mod for them."""
+"""A bucketed run small enough to test with: batches whose every figure is known, and modules of mx.mod."""
 
 from __future__ import annotations
 

@@ -20,12 +20,12 @@ class Observers:
     Everyone hears an event even when one of them raises :class:`StopTraining`; it is raised after the last.
     """
 
-    def __init__(self, *observers: Observer):
-        self._observers = observers
+    def __init__(self, observers: tuple[Observer, ...], gates: tuple[Observer, ...] = ()):
+        self.observers, self.gates = observers, gates
 
     def __call__(self, kind: str, module: Any, detail: Any) -> None:
         stop: StopTraining | None = None
-        for observer in self._observers:
+        for observer in (*self.observers, *self.gates):
             try:
                 observer(kind, module, detail)
             except StopTraining as raised:
@@ -33,14 +33,11 @@ class Observers:
         if stop is not None:
             raise stop
 
-    def __iter__(self) -> Any:
-        return iter(self._observers)
-
-    def with_(self, observer: Observer) -> Observers:
-        return Observers(*self._observers, observer)
-
     def without(self, observer: Observer) -> Observers:
-        return Observers(*(o for o in self._observers if o is not observer))
+        return Observers(
+            tuple(kept for kept in self.observers if kept != observer),
+            tuple(kept for kept in self.gates if kept != observer),
+        )
 
 
 def attached(module: Any) -> tuple[Observer, ...]:
@@ -48,11 +45,13 @@ def attached(module: Any) -> tuple[Observer, ...]:
     slot = getattr(module, "_observer", None)
     if slot is None:
         return ()
-    return tuple(slot) if isinstance(slot, Observers) else (slot,)
+    return (*slot.observers, *slot.gates) if isinstance(slot, Observers) else (slot,)
 
 
-def attach(module: Any, observer: Observer) -> Callable[[], None]:
+def attach(module: Any, observer: Observer, *, gate: bool = False) -> Callable[[], None]:
     """Let ``observer(kind, module, detail)`` hear a module's events; returns the function that ends it.
+
+    One that may block or stop the run is a ``gate``: it hears each event after all the others.
 
     A module that has no observer slot (any ``mx.mod`` one) gets it for as long as someone watches, and its
     ``fit`` adds the callbacks that fill it. Raises TypeError for an object that cannot train.
@@ -65,17 +64,21 @@ def attach(module: Any, observer: Observer) -> Callable[[], None]:
         module._observer = None
         _fill_slot_from_callbacks(module)
     slot = module._observer
-    if slot is not None and not isinstance(slot, Observers):
-        slot = Observers(slot)
-    module._observer = Observers(observer) if slot is None else slot.with_(observer)
+    if not isinstance(slot, Observers):
+        slot = Observers(() if slot is None else (slot,))
+    module._observer = Observers(
+        slot.observers if gate else (*slot.observers, observer),
+        (*slot.gates, observer) if gate else slot.gates,
+    )
 
     def detach() -> None:
         slot = getattr(module, "_observer", None)
         if not isinstance(slot, Observers):
             return
         left = slot.without(observer)
-        module._observer = left if tuple(left) else None
-        if not tuple(left):
+        module._observer = left
+        if not attached(module):
+            module._observer = None
             _restore(module)
 
     return detach

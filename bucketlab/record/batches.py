@@ -24,9 +24,9 @@ def batch_facts(batch: Any) -> BatchFacts:
     Works for a flat batch (arrays with all rows) and for one cut by context (a list of arrays per context).
     """
     rows, places = 0, 0
-    for shape, axis in _first_arrays(batch):
+    for shape, axis, first in _data_arrays(batch):
         if shape:
-            rows += shape[axis]
+            rows += shape[axis] if first else 0
             places += shape[0] * shape[1] if len(shape) > 1 else shape[0]
     pad = min(max(int(getattr(batch, "pad", None) or 0), 0), rows)
     tokens = getattr(batch, "valid_tokens", None)
@@ -37,25 +37,20 @@ def batch_facts(batch: Any) -> BatchFacts:
     return BatchFacts(getattr(batch, "bucket_key", None), rows, pad, tokens, slots)
 
 
-def _first_arrays(batch: Any) -> list[tuple[tuple[int, ...], int]]:
-    """Shape and batch axis of the first data array, once per context when the batch comes already cut."""
+def _data_arrays(batch: Any) -> list[tuple[tuple[int, ...], int, bool]]:
+    """Shape and batch axis of every data array, and whether it is the first of its context."""
     data = getattr(batch, "data", None)
     if not data:
         return []
-    descriptions = getattr(batch, "provide_data", None) or [None]
-    if isinstance(data[0], (list, tuple)):
-        firsts = [
-            (part[0], described[0] if described else None)
-            for part, described in zip(data, _padded(descriptions, len(data)))
-            if part
-        ]
-    else:
-        firsts = [(data[0], descriptions[0])]
-    return [(tuple(array.shape), _batch_axis(described)) for array, described in firsts]
-
-
-def _padded(descriptions: Any, count: int) -> list[Any]:
-    return [*descriptions, *[None] * (count - len(descriptions))]
+    described = getattr(batch, "provide_data", None)
+    cut = isinstance(data[0], (list, tuple))
+    found = []
+    for context, arrays in enumerate(data if cut else [data]):
+        names = described[context] if cut and described else described
+        for i, array in enumerate(arrays):
+            axis = _batch_axis(names[i]) if names and i < len(names) else 0
+            found.append((tuple(array.shape), axis, i == 0))
+    return found
 
 
 def _batch_axis(description: Any) -> int:

@@ -64,7 +64,7 @@ class MetricEvent:
 
 @dataclass(frozen=True)
 class EpochEvent:
-    """An epoch that ran to its end: steps, seconds (less pauses), real rows and tokens, last metric values."""
+    """An epoch that ran to its end: steps, seconds (less pauses), real rows and tokens, last metrics."""
 
     step: int
     epoch: int

@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
-from bucketlab.errors import StopTraining
 from bucketlab.record.attach import attach
 from bucketlab.record.batches import BatchFacts, batch_facts
 from bucketlab.record.events import EpochEvent, Event, MetricEvent, StepEvent, StructureEvent
@@ -16,7 +15,6 @@ from bucketlab.record.summary import Accumulator, RunSummary
 
 __all__ = ["Recorder"]
 
-Listener = Callable[[Event], None]
 _STRUCTURE = frozenset(("bind", "switch", "reshape"))
 _UNKNOWN = BatchFacts(None, 0, 0, None, None)
 
@@ -42,8 +40,6 @@ class Recorder:
         self.module = module
         self._metric_gap = 1.0 / metric_hz
         self._lock = threading.Lock()
-        self._listeners: tuple[Listener, ...] = ()
-        self._gate: Callable[[], float] | None = None
         self._faults: deque[Exception] = deque(maxlen=16)
         self._steps: deque[StepEvent] = deque(maxlen=history)
         self._metrics: deque[MetricEvent] = deque(maxlen=history)
@@ -143,37 +139,8 @@ class Recorder:
 
     @property
     def faults(self) -> tuple[Exception, ...]:
-        """The newest faults inside the recorder or a listener. They never stop the training."""
+        """The newest faults inside the recorder, such as a metric that cannot be read. They stop no run."""
         return tuple(self._faults)
-
-    # Who else wants to know
-
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call ``listener(event)`` on the training thread after each event; returns what ends it.
-
-        A listener that raises is dropped and its exception kept in :attr:`faults`.
-        """
-        self._listeners = (*self._listeners, listener)
-
-        def unsubscribe() -> None:
-            self._listeners = tuple(kept for kept in self._listeners if kept is not listener)
-
-        return unsubscribe
-
-    def set_gate(self, gate: Callable[[], float] | None) -> None:
-        """Have ``gate()`` called at every step boundary of ``fit``, last of all.
-
-        It may block, and returns the seconds it did, which count in no step; or raise
-        :class:`~bucketlab.errors.StopTraining`.
-        """
-        self._gate = gate
-
-    def begin(self) -> None:
-        """Say that a new ``fit`` begins: nothing left of an earlier one counts into its first epoch."""
-        self._finish_pending()
-        self._mark, self._fresh = None, True
-        self._nbatch = 0
-        self._epoch_total = Accumulator()
 
     def close(self) -> None:
         """Stop watching; what was recorded stays."""
@@ -187,15 +154,6 @@ class Recorder:
             self._take(kind, detail)
         except Exception as fault:
             self._faults.append(fault)
-        if kind == "step" and self._gate is not None:
-            try:
-                paused = self._gate()
-            except StopTraining:
-                self._read_metric()
-                self._mark, self._fresh = None, True
-                raise
-            if paused and self._mark is not None:
-                self._mark += paused
 
     def _take(self, kind: str, detail: Any) -> None:
         if kind == "forward":
@@ -225,6 +183,20 @@ class Recorder:
         elif kind == "epoch":
             self._finish_pending()
             self._end_epoch(detail)
+        elif kind == "paused":
+            if self._mark is not None:
+                self._mark += detail
+        elif kind == "begin":
+            self._begin()
+        elif kind == "end":
+            self._read_metric()
+
+    def _begin(self) -> None:
+        """A new ``fit``: nothing left of an earlier one counts into its first epoch."""
+        self._finish_pending()
+        self._mark, self._fresh, self._metric = None, True, None
+        self._nbatch = 0
+        self._epoch_total = Accumulator()
 
     def _finish_pending(self) -> None:
         if self._pending is not None:
@@ -259,7 +231,6 @@ class Recorder:
         if now >= self._metric_due:
             self._metric_due = now + self._metric_gap
             self._read_metric()
-        self._tell(step)
 
     def _end_epoch(self, epoch: int) -> None:
         values = self._read_metric()
@@ -289,12 +260,3 @@ class Recorder:
     def _emit(self, kept: deque[Any], event: Event) -> None:
         with self._lock:
             kept.append(event)
-        self._tell(event)
-
-    def _tell(self, event: Event) -> None:
-        for listener in self._listeners:
-            try:
-                listener(event)
-            except Exception as fault:
-                self._faults.append(fault)
-                self._listeners = tuple(kept for kept in self._listeners if kept is not listener)

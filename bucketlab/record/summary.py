@@ -35,7 +35,7 @@ class BucketTotals:
 
     @property
     def padding_share(self) -> float | None:
-        """Filler as a share of all token places where the batches count them, else of rows; None before any."""
+        """Filler as a share of token places where the batches count them, else of rows; None before any."""
         if self.slots:
             return 1 - (self.tokens or 0) / self.slots
         return self.pad / self.rows if self.rows else None
