@@ -73,6 +73,8 @@ class DataParallelExecutorGroup:
         self.param_names = list(param_names)
         self.arg_names = symbol.list_arguments()
         self.aux_names = symbol.list_auxiliary_states()
+        held = set(self.param_names)
+        self.held_names = tuple(name for name in self.arg_names if name in held)
         self.for_training = for_training
         self.inputs_need_grad = inputs_need_grad
         self.fixed_param_names = list(fixed_param_names or [])
@@ -239,11 +241,10 @@ class DataParallelExecutorGroup:
         def each(names: Iterable[str], table: str) -> list[list[Any]]:
             return [[getattr(e, table).get(name) for e in execs] for name in names]
 
-        held = [name for name in self.arg_names if name in set(self.param_names)]
         self.data_arrays = fed(self.data_names)
         self.label_arrays = fed(self.label_names) if self.label_names is not None else None
-        self.param_arrays = each(held, "arg_dict")
-        self.grad_arrays = each(held, "grad_dict") if self.for_training else None
+        self.param_arrays = each(self.held_names, "arg_dict")
+        self.grad_arrays = each(self.held_names, "grad_dict") if self.for_training else None
         self.state_arrays = each(self.state_names, "arg_dict")
         self.aux_arrays = each(self.aux_names, "aux_dict")
         self.input_grad_arrays = each(self.data_names, "grad_dict") if self.inputs_need_grad else None
@@ -282,10 +283,11 @@ class DataParallelExecutorGroup:
         return arguments, {name: [e.aux_dict[name] for e in self.execs] for name in self.aux_names}
 
     def get_params(self, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]) -> None:
-        """Write the mean over contexts of every parameter and auxiliary state into the host arrays given."""
-        held = [name for name in self.arg_names if name in set(self.param_names)]
-        for names, table, host in ((held, self.param_arrays, arg_params), (self.aux_names, self.aux_arrays, aux_params)):
+        """Write the mean over contexts of every parameter and auxiliary state into the host arrays that are given."""
+        for names, table, host in ((self.held_names, self.param_arrays, arg_params), (self.aux_names, self.aux_arrays, aux_params)):
             for name, block in zip(names, table):
+                if name not in host:
+                    continue
                 _mean(block).astype(host[name].dtype).copyto(host[name])
 
     # ------------------------------------------------------------------ running

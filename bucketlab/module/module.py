@@ -1,0 +1,612 @@
+"""Module: one symbol, bound over contexts, with its parameters on the host, its optimizer and its checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from bucketlab._engine import mx
+from bucketlab.binding import ContextMemory
+from bucketlab.errors import BucketlabError, NotReadyError, ShapeError, SliceError
+from bucketlab.executor_group import DataParallelExecutorGroup, GroupMemory, check_params
+from bucketlab.module import batches
+from bucketlab.module.base import BaseModule, _check_input_names, read_params
+from bucketlab.shapes import BatchShapes, parse
+from bucketlab.slicing import SliceReport, check_workload
+from bucketlab.training.exchange import open_exchange
+from bucketlab.training.scale import GradientScale
+from bucketlab.training.update import Update
+
+DEFAULT_INITIALIZER = mx.init.Uniform(0.01)
+
+
+class MissingParameterError(BucketlabError, RuntimeError):
+    """A parameter that is in the symbol and not among those given."""
+
+
+class Module(BaseModule):
+    """A symbol with parameters. Takes what ``mx.mod.Module`` takes, and ``split``, the rule by which rows go to contexts.
+
+    A subclass that wants another executor group names it in ``executor_group_class``.
+
+    >>> module = Module(symbol, context=[mx.cpu(0), mx.cpu(1)])
+    >>> module.bind([("data", (8, 4))], [("softmax_label", (8,))])
+    """
+
+    executor_group_class: type[DataParallelExecutorGroup] = DataParallelExecutorGroup
+
+    def __init__(
+        self,
+        symbol: Any,
+        data_names: Sequence[str] | None = ("data",),
+        label_names: Sequence[str] | None = ("softmax_label",),
+        logger: Any = logging,
+        context: Any = mx.cpu(),  # noqa: B008
+        work_load_list: Sequence[float] | None = None,
+        fixed_param_names: Sequence[str] | None = None,
+        state_names: Sequence[str] | None = None,
+        group2ctxs: Any = None,
+        compression_params: Mapping[str, Any] | None = None,
+        *,
+        split: str = "balanced",
+    ):
+        super().__init__(logger=logger)
+        self._context = contexts_of(context)
+        self._work_load_list = [1] * len(self._context) if work_load_list is None else list(work_load_list)
+        check_workload(self._work_load_list, len(self._context))
+        self._split = split
+        self._group2ctxs = group2ctxs
+        self._compression_params = compression_params
+        self._symbol = symbol
+        self._data_names = list(data_names or [])
+        self._label_names = list(label_names or [])
+        self._state_names = list(state_names or [])
+        self._fixed_param_names = list(fixed_param_names or [])
+        _check_input_names(symbol, self._data_names, "data", True)
+        _check_input_names(symbol, self._label_names, "label", False)
+        _check_input_names(symbol, self._state_names, "state", True)
+        _check_input_names(symbol, self._fixed_param_names, "fixed_param", True)
+        inputs = {*self._data_names, *self._label_names, *self._state_names}
+        self._param_names = [name for name in symbol.list_arguments() if name not in inputs]
+        self._aux_names = symbol.list_auxiliary_states()
+        self._output_names = symbol.list_outputs()
+        self._arg_params: dict[str, Any] | None = None
+        self._aux_params: dict[str, Any] | None = None
+        self._params_dirty = False
+        self._initializer: Any = DEFAULT_INITIALIZER
+        self._exec_group: Any = None
+        self._data_shapes: Any = None
+        self._label_shapes: Any = None
+        self._grad_req: Any = None
+        self._optimizer: Any = None
+        self._kvstore: Any = None
+        self._update_on_kvstore: bool | None = None
+        self._updater: Any = None
+        self._update: Update | None = None
+        self._scale: GradientScale | None = None
+        self._preload_opt_states: str | None = None
+
+    # ------------------------------------------------------------------ names and shapes
+
+    @property
+    def data_names(self) -> list[str]:
+        return self._data_names
+
+    @property
+    def label_names(self) -> list[str]:
+        return self._label_names
+
+    @property
+    def output_names(self) -> list[str]:
+        return self._output_names
+
+    @property
+    def data_shapes(self) -> Any:
+        """Descriptions of the data arrays: a list, or a tuple of lists, one for each context."""
+        self._require("data_shapes", params=False)
+        return self._data_shapes
+
+    @property
+    def label_shapes(self) -> Any:
+        self._require("label_shapes", params=False)
+        return self._label_shapes
+
+    @property
+    def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Name and shape of each output, joined over the contexts."""
+        self._require("output_shapes", params=False)
+        return self._exec_group.get_output_shapes()
+
+    @property
+    def _total_exec_bytes(self) -> int:  # type: ignore[override]
+        return 0 if self._exec_group is None else self._exec_group._total_exec_bytes
+
+    # ------------------------------------------------------------------ binding
+
+    def _reset_bind(self) -> None:
+        """Forget the executors; parameters and optimizer stay."""
+        self.binded = False
+        self._exec_group = None
+        self._data_shapes = None
+        self._label_shapes = None
+
+    def bind(
+        self,
+        data_shapes: Any,
+        label_shapes: Any = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: Any = None,
+        grad_req: Any = "write",
+    ) -> None:
+        """Make executors for batches of these shapes.
+
+        ``data_shapes`` and ``label_shapes``: lists of (name, shape) or DataDesc for all contexts, or one such list for
+        each context. Bound already: a warning and nothing else, unless ``force_rebind``, which keeps parameters and
+        optimizer. With ``shared_module`` parameters, gradients, inputs and working memory are that module's.
+        Raises ShapeError, SliceError, NotReadyError, ValueError; the module is as it was then.
+        """
+        if self.binded and not force_rebind:
+            self.logger.warning("Already bound: bind() does nothing; pass force_rebind=True to bind anew")
+            return
+        if inputs_need_grad and not for_training:
+            raise ValueError("inputs_need_grad=True needs for_training=True: without training there are no gradients")
+        shapes = parse(self._data_names, self._label_names, data_shapes, label_shapes, len(self._context))
+        giver = self._check_giver(shared_module) if shared_module is not None else self._kept_memory()
+        shared = set() if giver is None else {*giver._memory.contexts[0].params.weights, *giver._memory.contexts[0].aux}
+        group = self._make_group(shapes, for_training, inputs_need_grad, giver, grad_req)
+        if shared_module is not None:
+            self._arg_params, self._aux_params = shared_module._arg_params, shared_module._aux_params
+            self._initializer = shared_module._initializer
+            self._fill_in(group, shared)
+            self.params_initialized = True
+        elif self.params_initialized:
+            if giver is None:
+                self._check_complete(group, self._arg_params or {}, self._aux_params or {})
+                group.set_params(self._arg_params, self._aux_params)
+        else:
+            self._arg_params = self._host_arrays(group, "arg")
+            self._aux_params = self._host_arrays(group, "aux")
+        self._exec_group = group
+        self._data_shapes, self._label_shapes = group.data_shapes, group.label_shapes
+        self.for_training, self.inputs_need_grad, self._grad_req = for_training, inputs_need_grad, grad_req
+        self.binded = True
+        if shared_module is not None and shared_module.optimizer_initialized:
+            self.borrow_optimizer(shared_module)
+        elif self._update is not None:
+            self._update.add_names(group.held_names, self._arg_params, self._symbol)
+        self._notify("bind", None)
+
+    def _make_group(
+        self, shapes: BatchShapes, for_training: bool, inputs_need_grad: bool, giver: Any, grad_req: Any
+    ) -> DataParallelExecutorGroup:
+        extra = {} if self._split == "balanced" else {"split": self._split}
+        return self.executor_group_class(
+            self._symbol,
+            self._context,
+            self._work_load_list,
+            shapes.data_list,
+            shapes.label_list,
+            self._param_names,
+            for_training,
+            inputs_need_grad,
+            giver,
+            logger=self.logger,
+            fixed_param_names=self._fixed_param_names,
+            grad_req=grad_req,
+            group2ctxs=self._group2ctxs,
+            state_names=self._state_names,
+            **extra,
+        )
+
+    def _check_giver(self, shared_module: Any) -> Any:
+        if not isinstance(shared_module, Module):
+            raise TypeError(f"shared_module is {type(shared_module).__name__}; expected a Module")
+        if not shared_module.binded:
+            raise NotReadyError("shared_module is not bound: call its bind() first")
+        if not shared_module.params_initialized:
+            raise NotReadyError("shared_module has no parameters yet: call its init_params() first")
+        group = shared_module._exec_group
+        if len(group.execs) < len(self._context):
+            raise ShapeError(
+                f"shared_module has executors on {len(group.execs)} context(s), and this module is on "
+                f"{len(self._context)}; share with a module on at least as many contexts"
+            )
+        return group
+
+    def _kept_memory(self) -> Any:
+        """On a re-bind: the parameters of the executors that are replaced, with inputs and working memory left behind."""
+        if self._exec_group is None or not self.params_initialized:
+            return None
+        return _Keeper(self._exec_group)
+
+    def _host_arrays(self, group: Any, kind: str) -> dict[str, Any]:
+        """Zeros on the host, one for each parameter (or auxiliary state), of its shape, type and storage."""
+        names, blocks = (
+            (group.held_names, group.param_arrays) if kind == "arg" else (self._aux_names, group.aux_arrays)
+        )
+        return {
+            name: mx.nd.zeros(block[0].shape, dtype=block[0].dtype, stype=block[0].stype)
+            for name, block in zip(names, blocks)
+        }
+
+    def _fill_in(self, group: Any, shared: Collection[str]) -> None:
+        """Values for parameters that the giver of the memory lacks: from its host dictionaries, else as it initialised its own."""
+        attributes = self._symbol.attr_dict()
+        new: list[dict[str, Any]] = []
+        for kind, table in (("arg", self._arg_params), ("aux", self._aux_params)):
+            hosts = {name: host for name, host in self._host_arrays(group, kind).items() if name not in shared}
+            for name, host in sorted(hosts.items()):
+                if name in table:
+                    continue
+                self._initializer(mx.init.InitDesc(name, attributes.get(name)), host)
+                table[name] = host
+            new.append({name: table[name] for name in hosts})
+        group.set_params(*new)
+
+    def _check_complete(self, group: Any, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]) -> None:
+        for kind, names, given in (
+            ("parameter", group.held_names, arg_params),
+            ("auxiliary state", self._aux_names, aux_params),
+        ):
+            missing = [name for name in names if name not in given]
+            if missing:
+                raise MissingParameterError(f"{kind} {', '.join(map(repr, missing))} is missing from those given")
+
+    def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
+        """Take batches of other shapes from now on, with the same parameters. Seen shapes are not bound again.
+
+        Raises ShapeError or SliceError and leaves the module as it was.
+        """
+        self._require("reshape()", params=False)
+        self._reshape(parse(self._data_names, self._label_names, data_shapes, label_shapes, len(self._context)))
+
+    def _reshape(self, shapes: BatchShapes) -> None:
+        self._exec_group.reshape(shapes, None)
+        self._data_shapes, self._label_shapes = self._exec_group.data_shapes, self._exec_group.label_shapes
+        self._notify("reshape", None)
+
+    # ------------------------------------------------------------------ parameters
+
+    def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Parameters and auxiliary states as they are now, on the host: copies that stay what they are."""
+        if not self.params_initialized:
+            raise NotReadyError("get_params() needs parameters: call init_params() or set_params() first")
+        if self._params_dirty:
+            self._sync_params_from_devices()
+        return _copies(self._arg_params), _copies(self._aux_params)
+
+    def _sync_params_from_devices(self, done: Collection[str] = ()) -> set[str]:
+        """Bring the host's parameters up to what the executors hold, but for those ``done``; returns which."""
+        group = self._exec_group
+        names = {name for name in (*group.held_names, *self._aux_names) if name not in done}
+        if self._update_on_kvstore:
+            self._update.pull_rows(self._all_rows(names))
+        group.get_params(
+            {name: value for name, value in self._arg_params.items() if name in names},
+            {name: value for name, value in self._aux_params.items() if name in names},
+        )
+        self._params_dirty = False
+        return names
+
+    def _all_rows(self, names: Collection[str]) -> dict[str, Any]:
+        """Row ids that mean the whole of each row_sparse parameter."""
+        table = self._exec_group.execs[0].arg_dict
+        sparse = [name for name in names if name in table and table[name].stype == "row_sparse"]
+        return {name: mx.nd.arange(0, table[name].shape[0], dtype="int64") for name in sparse}
+
+    def init_params(
+        self,
+        initializer: Any = DEFAULT_INITIALIZER,
+        arg_params: Mapping[str, Any] | None = None,
+        aux_params: Mapping[str, Any] | None = None,
+        allow_missing: bool = False,
+        force_init: bool = False,
+        allow_extra: bool = False,
+    ) -> None:
+        """Set every parameter from the dicts given, or by ``initializer`` where a dict is None or may miss some.
+
+        Everything is checked before anything is written. Raises RuntimeError for a missing name, ValueError for an
+        unknown name (unless ``allow_extra``) or a wrong shape.
+        """
+        if self.params_initialized and not force_init:
+            warnings.warn(
+                "Parameters are initialised already: init_params() does nothing; pass force_init=True to set them anew",
+                stacklevel=2,
+            )
+            return
+        self._require("init_params()", params=False)
+        group = self._exec_group
+        hosts = {"parameter": self._own_host_args(), "auxiliary state": self._aux_params or {}}
+        givens = {"parameter": arg_params, "auxiliary state": aux_params}
+        for kind, given in givens.items():
+            known = hosts[kind]
+            if given is not None:
+                check_params(kind, given, {**self._known_inputs(kind), **known}, allow_extra)
+            missing = [name for name in known if given is None or name not in given]
+            if missing and given is not None and not allow_missing:
+                raise MissingParameterError(
+                    f"{kind} {', '.join(map(repr, missing))} is missing from those given; pass allow_missing=True to "
+                    f"leave it to the initializer"
+                )
+            if missing and given is None and initializer is None:
+                raise ValueError(
+                    f"{kind} {', '.join(map(repr, missing))} has no value: give an initializer, or values for it"
+                )
+        attributes = self._symbol.attr_dict()
+        for kind, hosted in hosts.items():
+            given = givens[kind]
+            for name, array in sorted(hosted.items()):
+                value = None if given is None else given.get(name)
+                if value is not None:
+                    if value is not array:
+                        value.astype(array.dtype).copyto(array) if value.dtype != array.dtype else value.copyto(array)
+                elif initializer is not None:
+                    initializer(mx.init.InitDesc(name, attributes.get(name)), array)
+        group.set_params(hosts["parameter"], hosts["auxiliary state"])
+        if initializer is not None:
+            self._initializer = initializer
+        self.params_initialized = True
+        self._params_dirty = False
+        self._tell_kvstore(hosts["parameter"])
+
+    def _own_host_args(self) -> dict[str, Any]:
+        """Host parameters of this symbol; the dictionary itself may be shared with modules that have others."""
+        held = set(self._exec_group.held_names)
+        return {name: value for name, value in (self._arg_params or {}).items() if name in held}
+
+    def _known_inputs(self, kind: str) -> dict[str, Any]:
+        """Arguments that are no parameters: values for them are taken and ignored, as mx.mod does."""
+        if kind != "parameter":
+            return {}
+        return {name: array for name, array in self._exec_group.execs[0].arg_dict.items()}
+
+    def set_params(
+        self,
+        arg_params: Any,
+        aux_params: Any,
+        allow_missing: bool = False,
+        force_init: bool = True,
+        allow_extra: bool = False,
+    ) -> None:
+        """Set parameters from dicts. With ``allow_missing`` the others stay; then only the executors are written."""
+        if not allow_missing:
+            super().set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
+            return
+        if self.params_initialized and not force_init:
+            warnings.warn(
+                "Parameters are initialised already: set_params() does nothing; pass force_init=True to set them anew",
+                stacklevel=2,
+            )
+            return
+        self._require("set_params()", params=False)
+        self._exec_group.set_params(arg_params or {}, aux_params or {}, allow_extra=allow_extra)
+        self._params_dirty = True
+        self.params_initialized = True
+        self._tell_kvstore(arg_params or {})
+
+    def _tell_kvstore(self, arg_params: Mapping[str, Any]) -> None:
+        """Parameters set after init_optimizer stay set, also where a kvstore keeps its own copy of them."""
+        if self._update is not None:
+            for name, value in arg_params.items():
+                self._update.set_weight(name, value)
+
+    # ------------------------------------------------------------------ optimizer
+
+    def init_optimizer(
+        self,
+        kvstore: Any = "local",
+        optimizer: Any = "sgd",
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        force_init: bool = False,
+    ) -> None:
+        """Choose how gradients change parameters.
+
+        ``rescale_grad`` is 1 / rows of the batch (times the workers of a synchronous distributed kvstore), or 1 /
+        contexts in the per-context form, and follows the batch that ran, unless it is given.
+        """
+        self._require("init_optimizer()")
+        if self.optimizer_initialized and not force_init:
+            self.logger.warning("Optimizer is initialised already: init_optimizer() does nothing; pass force_init=True")
+            return
+        if self._params_dirty:
+            self._sync_params_from_devices()
+        group = self._exec_group
+        exchange = open_exchange(kvstore, self._context, self._own_host_args(), self._compression_params)
+        rows = self._rows()
+        made = self._make_optimizer(optimizer, optimizer_params, exchange, 1.0 / (rows * exchange.workers))
+        given = not isinstance(optimizer, str) or "rescale_grad" in dict(optimizer_params)
+        stores = [memory.params for memory in group._memory.contexts[: len(self._context)]]
+        update = Update.create(stores, group.held_names, made, exchange, self._arg_params)
+        self._take_update(update, None if given else GradientScale(made, rows, exchange.workers))
+        if self._preload_opt_states is not None:
+            self.load_optimizer_states(self._preload_opt_states)
+            self._preload_opt_states = None
+
+    def _make_optimizer(self, optimizer: Any, optimizer_params: Any, exchange: Any, scale: float) -> Any:
+        """An optimizer from its name and settings, or the instance given, which learns the names of the parameters."""
+        names = exchange.index_names(self._exec_group.held_names)
+        if isinstance(optimizer, str):
+            settings = {"rescale_grad": scale, **dict(optimizer_params)}
+            return mx.optimizer.create(optimizer, sym=self._symbol, param_idx2name=names, **settings)
+        if not isinstance(optimizer, mx.optimizer.Optimizer):
+            raise TypeError(f"optimizer is {type(optimizer).__name__}; expected a name or an mx.optimizer.Optimizer")
+        if optimizer.rescale_grad != scale:
+            warnings.warn(
+                f"The optimizer given has rescale_grad {optimizer.rescale_grad:g}, where 1 / rows of a batch is {scale:g}",
+                stacklevel=3,
+            )
+        if not optimizer.idx2name:
+            optimizer.idx2name = names
+        return optimizer
+
+    def _rows(self) -> int:
+        """What gradients are divided by: the rows of the batch, or the contexts where each has its own shapes."""
+        rows = self._exec_group.batch_size
+        return rows if rows is not None else len(self._context)
+
+    def _take_update(self, update: Update, scale: GradientScale | None) -> None:
+        self._update, self._scale = update, scale
+        self._optimizer = update.optimizer
+        self._kvstore = update.kvstore
+        self._update_on_kvstore = update.update_on_kvstore
+        self._updater = update.updater
+        self.optimizer_initialized = True
+
+    def borrow_optimizer(self, shared_module: Any) -> None:
+        """Use another module's optimizer and its state, which is held by parameter name."""
+        if not shared_module.optimizer_initialized:
+            raise NotReadyError("borrow_optimizer needs a module whose init_optimizer() has been called")
+        self._take_update(shared_module._update, shared_module._scale)
+        self._update.add_names(self._exec_group.held_names, self._arg_params, self._symbol)
+
+    # ------------------------------------------------------------------ running
+
+    def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
+        """Run a batch: a DataBatch in the bound form, or of other shapes (seen ones cost nothing), or a list of batches.
+
+        Arrays are fed by the names in ``provide_data`` where the batch has them. Raises ShapeError naming the array, and
+        leaves the module as it was.
+        """
+        self._require("forward()")
+        batch, shapes = batches.fitting(data_batch, self._exec_group, self._data_names, self._label_names)
+        if shapes is not None:
+            self._reshape(shapes)
+        self._exec_group.forward(batch, is_train)
+        self._notify("forward", data_batch)
+
+    def backward(self, out_grads: Any = None) -> None:
+        """Gradients of the last training batch; ``out_grads`` for outputs that come from no loss."""
+        self._require("backward()")
+        self._exec_group.backward(out_grads=out_grads)
+
+    def update(self) -> None:
+        """One step of the optimizer with the gradients at hand."""
+        self._require("update()", optimizer=True)
+        self._params_dirty = True
+        if self._scale is not None:
+            self._scale.follow(self._rows())
+        self._update.step(self._exec_group.held_names)
+        self._notify("update", None)
+
+    def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
+        """Outputs of the last forward pass, as arrays that stay what they are."""
+        self._require("get_outputs()")
+        return self._exec_group.get_outputs(merge_multi_context=merge_multi_context)
+
+    def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
+        """Gradients of the data arrays, in the order of data_shapes."""
+        self._require("get_input_grads()")
+        return self._exec_group.get_input_grads(merge_multi_context=merge_multi_context)
+
+    def get_states(self, merge_multi_context: bool = True) -> list[Any]:
+        """States, each with all rows, or ``[state][context]``."""
+        self._require("get_states()")
+        return self._exec_group.get_states(merge_multi_context=merge_multi_context)
+
+    def set_states(self, states: Any = None, value: Any = None) -> None:
+        """Set the states to arrays, or all to one number."""
+        self._require("set_states()")
+        self._exec_group.set_states(states, value)
+
+    def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
+        """Show the last batch's outputs and its labels to a metric; padded rows do not count."""
+        self._require("update_metric()")
+        self._exec_group.update_metric(eval_metric, labels, pre_sliced)
+        self._notify("metric", eval_metric)
+
+    def _predicted(self, batch: Any) -> list[Any]:
+        return self._exec_group.predicted()
+
+    def _predicted_axes(self) -> list[int]:
+        return [max(where.axis, 0) for where in self._exec_group._bound.row_axes]
+
+    def install_monitor(self, mon: Any) -> None:
+        """Let a monitor see all executors."""
+        self._require("install_monitor()", params=False)
+        self._exec_group.install_monitor(mon)
+
+    def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
+        """Get ready for a batch that comes next: pull the rows of sparse parameters that ``sparse_row_id_fn`` names."""
+        self._require("prepare()", params=False)
+        if sparse_row_id_fn is None:
+            return
+        if self._update is None or not self._update_on_kvstore:
+            warnings.warn("Parameters are not updated in a kvstore: sparse_row_id_fn is not needed", stacklevel=2)
+            return
+        row_ids = sparse_row_id_fn(data_batch)
+        if not isinstance(row_ids, Mapping):
+            raise TypeError(f"sparse_row_id_fn returned {type(row_ids).__name__}; expected a dict of name to row ids")
+        self._update.pull_rows(row_ids)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def save_checkpoint(
+        self, prefix: str, epoch: int, save_optimizer_states: bool = False, remove_amp_cast: bool = True
+    ) -> None:
+        """Write ``PREFIX-symbol.json``, ``PREFIX-EPOCH.params`` and, if asked, ``PREFIX-EPOCH.states``."""
+        self._symbol.save(f"{prefix}-symbol.json", remove_amp_cast=remove_amp_cast)
+        self.save_params(f"{prefix}-{epoch:04d}.params")
+        if save_optimizer_states:
+            self.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
+
+    @staticmethod
+    def load(prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
+        """A module from a checkpoint, ready to bind. ``kwargs`` go to the constructor."""
+        module = Module(mx.sym.load(f"{prefix}-symbol.json"), **kwargs)
+        module._arg_params, module._aux_params = read_params(f"{prefix}-{epoch:04d}.params")
+        module.params_initialized = True
+        if load_optimizer_states:
+            module._preload_opt_states = f"{prefix}-{epoch:04d}.states"
+        return module
+
+    def save_optimizer_states(self, fname: str) -> None:
+        """Write the optimizer's state to a file that mx.mod reads too."""
+        self._require("save_optimizer_states()", optimizer=True)
+        self._update.save(fname)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Read the optimizer's state from a file of ours or of mx.mod."""
+        self._require("load_optimizer_states()", optimizer=True)
+        self._update.load(fname)
+
+    # ------------------------------------------------------------------ a look inside
+
+    def slices(self) -> SliceReport:
+        """How the current batch lies over the contexts."""
+        self._require("slices()", params=False)
+        return self._exec_group.slice_report()
+
+    def memory(self) -> Any:
+        """Where the bytes are: a ledger by context and role."""
+        from bucketlab.memory import memory
+
+        return memory(self)
+
+
+class _Keeper:
+    """Stands for the executors that a re-bind replaces: gives their parameters, not their inputs and working memory."""
+
+    def __init__(self, group: DataParallelExecutorGroup):
+        self.execs = group.execs
+        self._memory = GroupMemory(
+            [ContextMemory(memory.context, memory.params, aux=memory.aux) for memory in group._memory.contexts]
+        )
+
+
+def contexts_of(context: Any) -> list[Any]:
+    """One context or several, as a list. Raises TypeError or SliceError."""
+    contexts = [context] if isinstance(context, mx.Context) else list(context)
+    if not contexts:
+        raise SliceError("context is empty; give at least one, such as mx.cpu()")
+    for one in contexts:
+        if not isinstance(one, mx.Context):
+            raise TypeError(f"context has {one!r}; expected contexts such as mx.cpu(0)")
+    return contexts
+
+
+def _copies(arrays: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {name: value.copy() for name, value in (arrays or {}).items()}
