@@ -58,10 +58,18 @@ class OperatorCall:
             ctypes.byref(self._count),
             ctypes.byref(self._outputs_at),
         )
+        self._sent: dict[str, Any] = {"": None}
+        self._values: Any = None
         self.set(**attributes)
 
     def set(self, **attributes: Any) -> None:
         """Replace the operator's attributes; they are sent as text, floats with every digit."""
+        if self._sent.keys() == attributes.keys():
+            for place, (name, before) in enumerate(self._sent.items()):
+                if attributes[name] is not before:
+                    self._values[place] = str(attributes[name]).encode()
+                    self._sent[name] = attributes[name]
+            return
         self._keys = _strings(attributes)
         self._values = _strings(map(str, attributes.values()))
         self.ready = partial(
@@ -72,6 +80,7 @@ class OperatorCall:
             self._values,
             ctypes.byref(self._types),
         )
+        self._sent = attributes
 
     def read_from(self, array: Any, position: int = 0) -> None:
         """Take another array as input ``position``; the caller keeps it alive until the call has run."""

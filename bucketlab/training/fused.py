@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, repeat
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -24,8 +24,11 @@ from bucketlab.training.states import FlatStates, Updater, check_state, copy_sta
 ROUTING = ("multi_precision", "param_dict", "aggregate_num")
 """Settings of an optimizer that decide which parameters can be fused at all."""
 
-SETTINGS = ("rescale_grad", "clip_gradient", "wd", "idx2name", "lr_mult", "wd_mult")
-"""Those that a kernel call depends on, whatever the optimizer; the two dictionaries are last."""
+ATTRIBUTES = ("rescale_grad", "clip_gradient")
+"""Settings that every kernel call takes as they are."""
+
+RANGES = ("wd", "idx2name", "lr_mult", "wd_mult")
+"""Settings that decide how far the range of one kernel call goes; the two dictionaries are last."""
 
 
 class Assign:
@@ -33,10 +36,10 @@ class Assign:
 
     def __init__(self, target: dict[Any, Any]):
         self.target = target
-        self.set({})
+        self.set(())
 
-    def set(self, values: dict[Any, Any]) -> None:
-        """What the next run writes."""
+    def set(self, values: Any) -> None:
+        """What the next run, and no later one, writes: a dictionary or an iterator of pairs."""
         self.ready = partial(self.target.update, values)
 
 
@@ -85,7 +88,7 @@ class FusedStep:
             self._sums += calls
             self._totals.append(total)
         self._copies = [call for hull in self._hulls for call in hull.copy_calls()]
-        self._read = attrgetter(*ROUTING, *family.watched, *SETTINGS)
+        self._read = attrgetter(*ROUTING, *family.watched, *ATTRIBUTES, *RANGES)
         self._routing = attrgetter(*ROUTING)(self._optimizer)
         self._count_on(exchange, [store.context.device_id for store in stores])
         self._settings: tuple[Any, ...] | None = None
@@ -122,20 +125,24 @@ class FusedStep:
         count, updates, counts = self._next_counts(optimizer)
         scheduler = optimizer.lr_scheduler
         lr = optimizer.lr if scheduler is None else scheduler(updates)
-        even = count is not None or (scheduler is None and not self._rated)
         settings = self._read(optimizer)
+        # One learning rate and one update number for all, or neither of them matters.
+        even = count is not None or (scheduler is None and not self._rated)
         if settings != self._settings or not (even and self._even) or self._states_changed:
             if settings[: len(ROUTING)] != self._routing:
                 return False
-            self._settings = None
-            self._arrange(lr, counts)
-            self._even = count is not None or (scheduler is None and not self._rated)
+            known, self._settings = self._settings, None
+            self._choose_kernels()
+            same_ranges = known is not None and known[-len(RANGES) :] == settings[-len(RANGES) :]
+            if not (same_ranges and even and self._even):
+                self._arrange(lr, counts)
+                self._even = count is not None or (scheduler is None and not self._rated)
+            else:
+                self._set_rates(lr, counts[0])
+            self._make_program()
             self._settings = (*settings[:-2], *map(dict, settings[-2:]))
         elif lr != self._lr or self._rated:
-            self._lr = None
-            for run in self._runs:
-                run.traits = (*run.traits[:2], lr, counts[0])
-                self._prepare(run)
+            self._set_rates(lr, counts[0])
         self._lr = lr
         self.program.refresh()
         self.program.run()
@@ -146,33 +153,54 @@ class FusedStep:
         return self._updater.states.version != self._states_version
 
     def _next_counts(self, optimizer: Any) -> tuple[int | None, int, Sequence[int]]:
-        """(update number if it is the same for all, the optimizer's, each parameter's) after this step."""
+        """(update number if it is the same for all, the optimizer's, each parameter's) after this step.
+
+        Of the last, only the first is there when all are the same.
+        """
         try:
-            before = self._counts_of(self._counts)[:-1]
+            before = self._counts_of(self._counts)
         except KeyError:
             before = tuple(self._counts.get(key, optimizer.begin_num_update) for key in self._own_keys)
         count = before[0] + 1
-        if before.count(before[0]) == len(before):
-            after: Sequence[int] = (count,) * len(before)
-            for counter, keys in self._counters:
-                counter.set(dict.fromkeys(keys, count))
-        else:
-            after = [number + 1 for number in before]
-            for counter, keys in self._counters:
-                counter.set(dict(zip(keys, after)))
-        updates = max(optimizer.num_update, *after) if len(after) > 1 else max(optimizer.num_update, count)
+        after = [count]
+        even = before.count(before[0]) == len(before)
+        if not even:
+            after = [number + 1 for number in before[: len(self._own_keys)]]
+        for counter, keys in self._counters:
+            counter.set(zip(keys, repeat(count) if even else after))
+        updates = max(optimizer.num_update, max(after))
         self._totals_counted.set({"num_update": updates, "_index_update_count": self._current})
-        return (count if isinstance(after, tuple) else None), updates, after
+        return (count if even else None), updates, after
 
-    def _arrange(self, lr: Any, counts: Sequence[int]) -> None:
-        """Sort the parameters into runs and make the program."""
-        optimizer = self._optimizer
+    def _set_rates(self, lr: Any, count: int) -> None:
+        """The same runs at another learning rate, or another count that it depends on."""
+        self._lr = None
+        for run in self._runs:
+            run.traits = (*run.traits[:2], lr, count)
+            self._prepare(run)
+
+    def _choose_kernels(self) -> None:
         self._kernels = [
-            self._family.choose(optimizer, hull.segment.dtype, self._states.kept(hull.segment))
+            self._family.choose(self._optimizer, hull.segment.dtype, self._states.kept(hull.segment))
             for hull in self._hulls
         ]
         self._rated = any(kernel.rate is not None for kernel in self._kernels)
-        self._take_states()
+        if self._states_changed or any(
+            kernel.states != self._states.count(hull.segment)
+            for hull, kernel in zip(self._hulls, self._kernels)
+        ):
+            self._take_states()
+
+    def _make_program(self) -> None:
+        kernels = [self._calls[run.hull, run.start, run.stop][1] for run in self._runs]
+        counters = [counter for counter, _ in self._counters]
+        self.program = Program([*self._sums, *kernels, *self._copies, *counters, self._totals_counted])
+
+    def _arrange(self, lr: Any, counts: Sequence[int]) -> None:
+        """Sort the parameters into runs."""
+        optimizer = self._optimizer
+        if len(counts) == 1:
+            counts = list(counts) * len(self._own_keys)
         rates = self._rates(lr, counts)
         multipliers = [self._multiplier(key) for key in self._own_keys]
         decays = optimizer._get_wds(self._own_keys)
@@ -187,9 +215,8 @@ class FusedStep:
                 else:
                     runs.append(Run(number, slot.start, slot.stop, traits))
         self._runs = runs
-        kernels = [self._prepare(run) for run in runs]
-        counters = [counter for counter, _ in self._counters]
-        self.program = Program([*self._sums, *kernels, *self._copies, *counters, self._totals_counted])
+        for run in runs:
+            self._prepare(run)
 
     def _rates(self, lr: Any, counts: Sequence[int]) -> list[Any]:
         """Each parameter's learning rate. A scheduler sees the updates counted up to it, as in mxnet."""
@@ -206,8 +233,8 @@ class FusedStep:
             return optimizer.lr_mult[key]
         return optimizer.lr_mult.get(optimizer.idx2name[key]) if key in optimizer.idx2name else None
 
-    def _prepare(self, run: Run) -> OperatorCall:
-        """The kernel call of a run with its present attributes."""
+    def _prepare(self, run: Run) -> None:
+        """Give the kernel call of a run its present attributes, or make it."""
         multiplier, wd, lr, count = run.traits
         kernel, hull = self._kernels[run.hull], self._hulls[run.hull]
         if multiplier is not None:
@@ -219,15 +246,13 @@ class FusedStep:
         known, call = self._calls.get(place, ("", None))
         if call is not None and known == operator:
             call.set(**attributes)
-            return call
+            return
         begin, end = run.start - hull.start, run.stop - hull.start
         weight = part(hull.weights[0], begin, end)
         states = self._states.buffers(hull.segment, kernel.states)
         inputs = [weight, part(self._totals[run.hull], begin, end)]
         inputs += [part(state, run.start, run.stop) for state in states]
-        call = OperatorCall(operator, inputs, [weight], **attributes)
-        self._calls[place] = (operator, call)
-        return call
+        self._calls[place] = (operator, OperatorCall(operator, inputs, [weight], **attributes))
 
     def _take_states(self) -> None:
         """Make states that are missing, and take into the buffers what was put in the place of others."""

@@ -52,10 +52,10 @@ def _restore(handlers: Mapping[int, Any]) -> None:
 
 
 class LocalStep:
-    """The update of ``names`` by ``updater``: sum over contexts, update the first, copy.
+    """The update of ``names`` by ``updater``: sums, the first context's weights, copies.
 
-    The updater is called for all names at once, as mxnet does without a kvstore (optimizers may take several in
-    one call), or for one after another, as mxnet's kvstore does.
+    The updater is called for all names at once, as mxnet does without a kvstore (optimizers may take several
+    in one call), or for one after another, as mxnet's kvstore does.
     """
 
     def __init__(

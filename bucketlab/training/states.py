@@ -162,6 +162,11 @@ class FlatStates:
         entry = self._buffers.get(id(segment))
         return None if entry is None else bool(entry[1])
 
+    def count(self, segment: Segment) -> int:
+        """How many state buffers a segment has; -1 if none have been asked for yet."""
+        entry = self._buffers.get(id(segment))
+        return -1 if entry is None else len(entry[1])
+
     def buffers(self, segment: Segment, count: int) -> list[Any]:
         """The ``count`` buffers of a segment, made of zeros if need be."""
         _, arrays = self._buffers.setdefault(id(segment), (segment, []))
