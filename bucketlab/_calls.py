@@ -82,9 +82,10 @@ class OperatorCall:
         )
         self._sent = attributes
 
-    def read_from(self, array: Any, position: int = 0) -> None:
-        """Take another array as input ``position``; the caller keeps it alive until the call has run."""
-        self._inputs[position] = array.handle.value
+    @property
+    def inputs(self) -> Any:
+        """The handles that are read, to be written by position; the caller keeps their arrays alive until the call ran."""
+        return self._inputs
 
 
 class ForwardCall:

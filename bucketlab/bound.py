@@ -35,6 +35,33 @@ class BoundShapes:
         self.active = tuple(active)
         self._declared = tuple(declared_layouts)
         self._programs: dict[tuple[bool, bool], Program] = {}
+        self._flat = not shapes.per_context
+        self._data = tuple((desc.name, desc.shape) for desc in shapes.data) if self._flat else ()
+        self._label = tuple((desc.name, desc.shape) for desc in shapes.label or ()) if self._flat else ()
+        self._named: tuple[Any, Any] = (None, None)
+
+    def takes(self, batch: Any) -> bool:
+        """Whether a batch can be fed as it is: flat, with arrays of the bound shapes, in the bound order.
+
+        This is looked at for every batch, so it reads as little as it can; whatever is not plain is told apart by others.
+        """
+        data, label = batch.data, getattr(batch, "label", None)
+        if not self._flat or len(data) != len(self._data) or (label and len(label) != len(self._label)):
+            return False
+        for (_, shape), source in zip(self._data, data):
+            if getattr(source, "shape", None) != shape:
+                return False
+        for (_, shape), source in zip(self._label, label or ()):
+            if getattr(source, "shape", None) != shape:
+                return False
+        provided = getattr(batch, "provide_data", None), getattr(batch, "provide_label", None)
+        if provided[0] is not self._named[0] or provided[1] is not self._named[1]:
+            for descs, given in zip((self._data, self._label if label else ()), provided):
+                if given and [entry[0] for entry in given] != [name for name, _ in descs]:
+                    return False
+            # Held, not only compared by identity: another list must not come to lie where this one was.
+            self._named = provided
+        return True
 
     @property
     def rests(self) -> bool:
@@ -48,6 +75,10 @@ class BoundShapes:
     @cached_property
     def label_feeds(self) -> tuple[InputFeed, ...]:
         return self._feeds(self.shapes.label or ())
+
+    @cached_property
+    def _all_feeds(self) -> tuple[InputFeed, ...]:
+        return self.data_feeds + self.label_feeds
 
     def _feeds(self, descs: Sequence[Any]) -> tuple[InputFeed, ...]:
         """Flat form only: a feed for each description, without targets where the symbol does not take the array."""
@@ -65,7 +96,7 @@ class BoundShapes:
 
     def feed_and_forward(self, data: Sequence[Any], label: Sequence[Any] | None, is_train: bool) -> None:
         """Copy a flat batch in and run every active context, as one program where all its arrays allow it."""
-        feeds = self.data_feeds if label is None else self.data_feeds + self.label_feeds
+        feeds = self.data_feeds if label is None else self._all_feeds
         sources = data if label is None else [*data, *label]
         ready = True
         for feed, source in zip(feeds, sources):

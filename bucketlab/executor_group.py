@@ -311,23 +311,22 @@ class DataParallelExecutorGroup:
             bound.forward(is_train)
             self._pad, self._fed = 0, None
         else:
-            data, label = self._arrays_of(data_batch)
-            bound.feed_and_forward(data, label, is_train)
+            label = getattr(data_batch, "label", None)
+            if len(data_batch.data) != len(bound.shapes.data):
+                raise ShapeError(
+                    f"the batch has {len(data_batch.data)} data array(s); expected {len(bound.shapes.data)}: "
+                    f"{self.data_names}"
+                )
+            bound.feed_and_forward(data_batch.data, label if label and bound.shapes.label else None, is_train)
             self._pad = getattr(data_batch, "pad", 0) or 0
-            self._fed = getattr(data_batch, "label", None)
+            self._fed = label
         memory.ran, memory.ran_training = bound, is_train
         if bound.rests and is_train:
             self._spread_aux()
 
-    def _arrays_of(self, batch: Any) -> tuple[list[Any], list[Any] | None]:
-        shapes = self._bound.shapes
-        if len(batch.data) != len(shapes.data):
-            raise ShapeError(f"the batch has {len(batch.data)} data array(s); expected {len(shapes.data)}: {self.data_names}")
-        data = [as_array(source, desc.dtype) for source, desc in zip(batch.data, shapes.data)]
-        label = getattr(batch, "label", None)
-        if shapes.label is None or not label:
-            return data, None
-        return data, [as_array(source, desc.dtype) for source, desc in zip(label, shapes.label)]
+    def takes(self, data_batch: Any) -> bool:
+        """Whether a batch can be fed to the current executors as it is."""
+        return self._bound.takes(data_batch)
 
     def _feed_list(self, batches: Sequence[Any]) -> None:
         if len(batches) != len(self._bound.active):

@@ -32,6 +32,7 @@ class InputFeed:
         self._direct = all(array.stype == "default" for _, array in self.targets)
         self._cpu = all(array.context.device_type == "cpu" for _, array in self.targets)
         self.calls = tuple(self._call(part, array) for part, array in self.targets) if self._direct else ()
+        self._slots = tuple(call.inputs for call in self.calls)
 
     def _call(self, part: slice | None, array: Any) -> OperatorCall:
         if part is None:
@@ -40,16 +41,19 @@ class InputFeed:
 
     def aim(self, source: Any) -> bool:
         """Point the ready calls at ``source``. False when this source has to be copied piece by piece instead."""
-        if not self._direct or (_engine_has_gpus() and not (self._cpu and source.context.device_type == "cpu")):
+        if type(source) is not NDArray or not self._direct:
             return False
-        for call in self.calls:
-            call.read_from(source)
+        if _engine_has_gpus() and not (self._cpu and source.context.device_type == "cpu"):
+            return False
+        handle = source.handle.value
+        for slot in self._slots:
+            slot[0] = handle
         return True
 
     def copy(self, source: Any) -> None:
-        """Cut and copy with conversions of type, storage and context as needed."""
+        """Cut and copy with conversions of type, storage and context as needed; numpy arrays are taken too."""
         for part, array in self.targets:
-            piece = source
+            source = piece = as_array(source, array.dtype)
             if part is not None:
                 begin, end = part.start, part.stop
                 piece = (

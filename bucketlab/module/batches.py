@@ -22,6 +22,8 @@ def fitting(
     if isinstance(batch, list):
         return _list_of_batches(batch, group)
     data = batch.data
+    if data and group.takes(batch):
+        return batch, None
     if data is None or len(data) == 0:
         raise ShapeError(f"the batch has no data arrays; expected {list(data_names)}")
     if isinstance(data[0], (list, tuple)):
@@ -35,8 +37,7 @@ def fitting(
             f"{[desc.name for desc in shapes.data]}"
         )
     batch = _in_order(batch, shapes)
-    bound = shapes.data
-    if all(source.shape == desc.shape for source, desc in zip(batch.data, bound)):
+    if all(tuple(source.shape) == desc.shape for source, desc in zip(batch.data, shapes.data)):
         _check_labels(batch, shapes)
         return batch, None
     return batch, _flat_shapes(batch, data_names, label_names, shapes)
