@@ -150,9 +150,9 @@ class Scratch:
             self._arrays[key] = (array, mx.nd.zeros_like(array))
         return self._arrays[key][1]
 
-    def arrays(self) -> list[tuple[Any, int, Any]]:
-        """(for which array, number, the scratch array) of each."""
-        return [(owner, number, array) for (_, number), (owner, array) in self._arrays.items()]
+    def arrays(self) -> list[Any]:
+        """Those that there are by now."""
+        return [array for _, array in list(self._arrays.values())]
 
     def clear(self) -> None:
         """Let go of the memory."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from bucketlab._calls import Program
@@ -32,18 +32,19 @@ def uninterrupted() -> Iterator[None]:
     due: list[tuple[int, Any]] = []
     installed = {int(number): signal.getsignal(number) for number in signal.valid_signals()}
     handlers = {number: handler for number, handler in installed.items() if callable(handler)}
-    try:
-        for number in handlers:
-            signal.signal(number, lambda signum, frame: due.append((signum, frame)))
-        yield
-    finally:
+    with ExitStack() as afterwards:
         try:
-            _restore(handlers)
-        except BaseException:
-            _restore(handlers)
-            raise
-    for number, frame in due:
-        handlers[number](number, frame)
+            for number in handlers:
+                signal.signal(number, lambda signum, frame: due.append((signum, frame)))
+            yield
+        finally:
+            try:
+                _restore(handlers)
+            except BaseException:
+                _restore(handlers)
+                raise
+            for number, frame in reversed(due):
+                afterwards.callback(handlers[number], number, frame)
 
 
 def _restore(handlers: Mapping[int, Any]) -> None:
@@ -141,6 +142,7 @@ class KVStoreStep:
     def run(self) -> None:
         """One step."""
         kvstore, stores = self._exchange.kvstore, self._stores
+        sums: list[list[Any]] = [[] for _ in stores]
         for name, position in zip(self._names, self._positions):
             weights = [store.weights[name] for store in stores]
             grads = [self._grad(name, context) for context in range(len(stores))]
@@ -150,12 +152,17 @@ class KVStoreStep:
                     kvstore.pushpull(name, grads, out=out, priority=-position)
                 else:
                     kvstore.push(name, grads, priority=-position)
-                    kvstore.pull(name, out=out, priority=-position)
+                    # A kvstore gives row_sparse weights row by row only, when a batch asks for them.
+                    if out is grads:
+                        kvstore.pull(name, out=out, priority=-position, ignore_sparse="dist" in kvstore.type)
+                    elif out[0].stype == "default":
+                        kvstore.pull(name, out=out, priority=-position)
+            for context, grad in enumerate(grads):
+                sums[context].append(grad)
         if not self._exchange.update_on_kvstore:
             for context, store in enumerate(stores):
                 indices = [keys[context] for keys in self._keys]
-                grads = [store.grads[name] for name in self._names]
-                self._updater(indices, grads, [store.weights[name] for name in self._names])
+                self._updater(indices, sums[context], [store.weights[name] for name in self._names])
 
     def _grad(self, name: str, context: int) -> Any:
         """A context's gradient; zeros, and never left out, for one that rested: kvstores fix their number of

@@ -209,7 +209,7 @@ class Update:
         """(role, name, context index, array) of every array kept between steps: states and sums."""
         seen: set[int] = set()
         keys = {key: name for name in self._names for key in self._keys(name)}
-        for key, value in self.updater.states.items():
+        for key, value in list(self.updater.states.items()):
             arrays = state_arrays(value)
             for number, array in enumerate(arrays):
                 if id(array) not in seen:
@@ -217,7 +217,7 @@ class Update:
                     name = keys.get(key, str(key))
                     yield "optimizer", name if len(arrays) == 1 else f"{name}[{number}]", 0, array
         for number, array in enumerate(self._scratch.arrays()):
-            yield "kvstore", f"gradient sum {number}", 0, array
+            yield "kvstore", f"sum of gradients {number}", 0, array
 
     def release_buffers(self) -> None:
         """Let go of what is made again when needed: plans and the arrays that gradients are summed in."""

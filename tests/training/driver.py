@@ -27,6 +27,20 @@ def mlp(dtype: str = "float32", sparse: bool = False) -> Any:
     net = mx.sym.FullyConnected(data, num_hidden=13, name="fc1")
     net = mx.sym.Activation(net, act_type="tanh")
     net = mx.sym.FullyConnected(net, num_hidden=5, name="fc2")
+    if dtype != "float32":
+        net = mx.sym.Cast(net, dtype="float32")
+    return mx.sym.SoftmaxOutput(net, name="softmax")
+
+
+def mixed() -> Any:
+    """A float16 parameter before float32 layers, and one with multipliers of its own."""
+    data = mx.sym.Cast(mx.sym.Variable("data"), dtype="float16")
+    scale = mx.sym.Variable("scale_weight", shape=(1, COLUMNS), dtype="float16")
+    net = mx.sym.Cast(mx.sym.broadcast_mul(data, scale), dtype="float32")
+    bias = mx.sym.Variable("fc1_bias", lr_mult=0.5, wd_mult=2.0)
+    net = mx.sym.FullyConnected(net, num_hidden=13, name="fc1", bias=bias)
+    net = mx.sym.Activation(net, act_type="tanh")
+    net = mx.sym.FullyConnected(net, num_hidden=5, name="fc2")
     return mx.sym.SoftmaxOutput(net, name="softmax")
 
 
