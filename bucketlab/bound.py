@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -152,3 +153,9 @@ class BoundShapes:
         """``[output][active context]``: the engine's own arrays, which the next forward pass overwrites."""
         count = len(self._declared)
         return [[self.execs[i].outputs[k] for i in self.active] for k in range(count)]
+
+    @cached_property
+    def named_outputs(self) -> list[OrderedDict[str, Any]]:
+        """The same by context and name, as metrics take them."""
+        names = self.symbol.list_outputs()
+        return [OrderedDict(zip(names, self.execs[i].outputs)) for i in self.active]

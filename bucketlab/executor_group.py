@@ -564,21 +564,21 @@ class DataParallelExecutorGroup:
         """
         bound = self._current("update_metric()")
         for at, i in enumerate(bound.active):
-            valid = self._valid_rows(i)
+            shown, outputs = self._labels_of(labels, pre_sliced, at, i), bound.named_outputs[at]
+            valid = self._valid_rows(i) if self._pad else None
             if valid == 0:
                 continue
-            outputs = [parts[at] for parts in bound.context_outputs]
-            shown = self._labels_of(labels, pre_sliced, at, i)
             if valid is not None:
                 keep = slice(0, valid)
-                outputs = [
-                    where.cut(out, keep) if where.steps else out for out, where in zip(outputs, bound.row_axes)
-                ]
+                outputs = OrderedDict(
+                    (name, where.cut(out, keep) if where.steps else out)
+                    for (name, out), where in zip(outputs.items(), bound.row_axes)
+                )
                 shown = OrderedDict(
                     (name, RowAxis(axis).cut(label, keep))
                     for (name, label), axis in zip(shown.items(), self.label_layouts or ())
                 )
-            eval_metric.update_dict(shown, OrderedDict(zip(self.output_names, outputs)))
+            eval_metric.update_dict(shown, outputs)
 
     def _valid_rows(self, i: int) -> int | None:
         """Rows of context ``i`` that are no padding; None when all are."""
@@ -589,7 +589,7 @@ class DataParallelExecutorGroup:
         return None if inside == part.stop - part.start else inside
 
     def _labels_of(self, labels: Any, pre_sliced: bool, at: int, i: int) -> OrderedDict[str, Any]:
-        bound, names = self._bound, self.label_names or []
+        bound, names = self._bound, self.label_names or ()
         if pre_sliced or bound.shapes.per_context:
             mine = labels[at] if labels else []
             return OrderedDict(zip(names, mine or []))
