@@ -319,9 +319,30 @@ class Module(BaseModule):
             )
             return
         self._require("init_params()", params=False)
-        group = self._exec_group
-        hosts = {"parameter": self._own_host_args(), "auxiliary state": self._aux_params or {}}
         givens = {"parameter": arg_params, "auxiliary state": aux_params}
+        hosts = self._checked(givens, initializer, allow_missing, allow_extra)
+        attributes = self._symbol.attr_dict()
+        for kind, hosted in hosts.items():
+            given = givens[kind]
+            for name, array in sorted(hosted.items()):
+                value = None if given is None else given.get(name)
+                if value is not None:
+                    if value is not array:
+                        value.astype(array.dtype).copyto(array) if value.dtype != array.dtype else value.copyto(array)
+                elif initializer is not None:
+                    initializer(mx.init.InitDesc(name, attributes.get(name)), array)
+        self._exec_group.set_params(hosts["parameter"], hosts["auxiliary state"])
+        if initializer is not None:
+            self._initializer = initializer
+        self.params_initialized = True
+        self._params_dirty = False
+        self._tell_kvstore(hosts["parameter"])
+
+    def _checked(
+        self, givens: Mapping[str, Any], initializer: Any, allow_missing: bool, allow_extra: bool
+    ) -> dict[str, dict[str, Any]]:
+        """Host arrays by kind, once all that is given for them is found to fit. Raises as init_params does."""
+        hosts = {"parameter": self._own_host_args(), "auxiliary state": self._aux_params or {}}
         for kind, given in givens.items():
             known = hosts[kind]
             if given is not None:
@@ -336,22 +357,7 @@ class Module(BaseModule):
                 raise ValueError(
                     f"{kind} {', '.join(map(repr, missing))} has no value: give an initializer, or values for it"
                 )
-        attributes = self._symbol.attr_dict()
-        for kind, hosted in hosts.items():
-            given = givens[kind]
-            for name, array in sorted(hosted.items()):
-                value = None if given is None else given.get(name)
-                if value is not None:
-                    if value is not array:
-                        value.astype(array.dtype).copyto(array) if value.dtype != array.dtype else value.copyto(array)
-                elif initializer is not None:
-                    initializer(mx.init.InitDesc(name, attributes.get(name)), array)
-        group.set_params(hosts["parameter"], hosts["auxiliary state"])
-        if initializer is not None:
-            self._initializer = initializer
-        self.params_initialized = True
-        self._params_dirty = False
-        self._tell_kvstore(hosts["parameter"])
+        return hosts
 
     def _own_host_args(self) -> dict[str, Any]:
         """Host parameters of this symbol; the dictionary itself may be shared with modules that have others."""
