@@ -260,7 +260,7 @@ class BucketingModule(BaseModule):
             return 0
         from bucketlab.memory import memory
 
-        return memory(self).distinct_bytes
+        return memory(self).distinct
 
     # ------------------------------------------------------------------ parameters and optimizer
 
