@@ -40,7 +40,7 @@ _CHUNK = np.dtype(
     }
 )
 _HANDLE_BYTES = 32
-_ENTRIES, _POOL, _OUTPUTS = 128, 152, 176
+_VECTORS_AT = 128
 _DEVICES = {1: "cpu", 2: "gpu", 3: "cpu_pinned", 5: "cpu_shared"}
 _STORAGE = ("default", "row_sparse", "csr")
 _EXTRA_PARTS = (0, 1, 2)
@@ -66,7 +66,7 @@ class Place(NamedTuple):
     """Shape, type and whereabouts of one array at one moment. ``owner`` is equal for arrays of one storage object.
 
     ``spans`` holds the data, then a sparse array's other parts; it is empty where ``seen`` is False.
-    ``nbytes`` counts what is (or will be) stored: of a sparse array its stored rows and indices.
+    ``nbytes`` counts what is (or will be) stored: of a sparse array what its parts take.
     """
 
     context: str
@@ -352,47 +352,77 @@ def places(arrays: Sequence[Any], proved: Layout | None = None) -> Places:
     return found
 
 
-def _vector(address: int, reader: Reader) -> np.ndarray | None:
-    """The NDArrays that a C++ vector at ``address`` holds, or None when it does not read as one."""
-    found, read = reader.gather(np.array([address], np.uint64), 24)
+def _vectors(address: int, reader: Reader) -> list[np.ndarray] | None:
+    """The NDArrays in an executor's three C++ vectors: all entries, the pool, the outputs. None where they are not."""
+    head, read = reader.gather(np.array([address + _VECTORS_AT], np.uint64), 3 * 24)
     if not read[0]:
         return None
-    begin, end, room = (int(word) for word in found[0].view("<u8"))
-    if begin == end:
-        return np.empty(0, _NDARRAY)
-    if not 0 < begin < end <= room or (end - begin) % _NDARRAY_BYTES or end - begin > _NDARRAY_BYTES << 24:
-        return None
-    raw, read = reader.gather(np.arange(begin, end, _NDARRAY_BYTES, dtype=np.uint64), _NDARRAY.itemsize)
-    return raw.view(_NDARRAY).reshape(-1) if read.all() else None
+    vectors = []
+    for begin, end, room in head[0].view("<u8").reshape(3, 3).tolist():
+        size = end - begin
+        if not 0 <= begin <= end <= room or size % _NDARRAY_BYTES or size > _NDARRAY_BYTES << 20:
+            return None
+        raw, read = reader.gather(np.array([begin] if size else [], np.uint64), size)
+        if not read.all():
+            return None
+        rows = raw.reshape(-1, _NDARRAY_BYTES)[:, : _NDARRAY.itemsize]
+        vectors.append(np.ascontiguousarray(rows).view(_NDARRAY).reshape(-1))
+    return vectors
 
 
-def pool_places(executor: Any, proved: Layout | None = None) -> Places | None:
-    """The blocks of an executor's working pool, which executors that were bound to share have in common.
+def pool_places(executors: Sequence[Any], proved: Layout | None = None) -> tuple[Places, list[int | None]]:
+    """The blocks of the executors' working pools, those that executors have in common for each of them again.
 
-    None where they cannot be read: the executor's own outputs and arguments must be found at their places first.
-    A block has no memory before an executor that uses it first runs.
+    Returns the blocks of all executors one after another, and how many each has; None where they cannot be read: its
+    own outputs, first and last argument must be found at their places first. An executor's blocks are those that its
+    plan uses; a block in no plan comes with the first executor that keeps it alive. A block has no memory before an
+    executor that uses it first runs.
     """
     proved = layout() if proved is None else proved
-    handle = getattr(getattr(executor, "handle", None), "value", None)
-    if not proved.dense or not handle:
-        return None
     reader = Reader()
-    entries, pool, outputs = (_vector(handle + at, reader) for at in (_ENTRIES, _POOL, _OUTPUTS))
-    if entries is None or pool is None or outputs is None:
-        return None
-    known = places([*executor.outputs, *executor.arg_arrays], proved)
-    count = len(executor.outputs)
-    if outputs["chunk"].tolist() != known.owner[:count].tolist():
-        return None
-    if not set(known.owner[count:].tolist()) <= set(entries["chunk"].tolist()):
-        return None
-    # A block may be listed more than once; it is one whole, whatever part of it the plan's first user asked for.
-    _, first = np.unique(pool["chunk"], return_index=True)
-    found = _by_engine(pool[np.sort(first)], reader, False)
+    read: list[tuple[np.ndarray, np.ndarray] | None] = []
+    for executor in executors:
+        handle = getattr(getattr(executor, "handle", None), "value", None)
+        vectors = _vectors(handle, reader) if proved.dense and handle else None
+        if vectors is None or not _belong(executor, vectors[0], vectors[2], reader):
+            read.append(None)
+            continue
+        # A block may be listed more than once; it is one whole, whatever part of it the plan's first user asked for.
+        _, first = np.unique(vectors[1]["chunk"], return_index=True)
+        pool = vectors[1][np.sort(first)]
+        # An executor that gave its pool to others lists the blocks that they added, too.
+        read.append((pool, np.isin(pool["chunk"], vectors[0]["chunk"])))
+    told = {int(chunk) for entry in read if entry for chunk in entry[0]["chunk"][entry[1]]}
+    counts: list[int | None] = []
+    pools = [np.empty(0, _NDARRAY)]
+    for entry in read:
+        if entry is None:
+            counts.append(None)
+            continue
+        pool, used = entry
+        left = np.array([int(chunk) not in told for chunk in pool["chunk"]], bool)
+        told.update(pool["chunk"][left].tolist())
+        pools.append(pool[used | left])
+        counts.append(len(pools[-1]))
+    found = _by_engine(np.concatenate(pools), reader, False)
     if not found.seen.all():
-        return None
-    return replace(
-        found, nbytes=found.block_bytes, span_bytes=found.block_bytes, offset=np.zeros_like(found.offset)
+        return _by_engine(np.empty(0, _NDARRAY), reader, False), [None] * len(counts)
+    whole = replace(found, nbytes=found.block_bytes, span_bytes=found.block_bytes, offset=np.zeros_like(found.offset))
+    return whole, counts
+
+
+def _belong(executor: Any, entries: np.ndarray, outputs: np.ndarray, reader: Reader) -> bool:
+    """Whether what reads as an executor's entries and outputs holds the arrays that Python knows it by."""
+    arguments = executor.arg_arrays
+    known = [*executor.outputs, *arguments[:1], *arguments[-1:]]
+    handles = np.array([array.handle.value for array in known], np.uint64)
+    owners, read = reader.gather(handles, 8)
+    owners = owners.view("<u8").ravel()
+    count = len(executor.outputs)
+    return bool(
+        read.all()
+        and np.array_equal(outputs["chunk"], owners[:count])
+        and np.isin(owners[count:], entries["chunk"]).all()
     )
 
 

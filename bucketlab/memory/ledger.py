@@ -237,6 +237,8 @@ class _Book:
         return self.segments.cover(np.concatenate([np.full(len(labels), -1), labels]), count)
 
     def roles(self) -> tuple[RoleBytes, ...]:
+        if not self.records:
+            return ()
         kinds = [*ROLES, REST]
         role_of = {role: i for i, role in enumerate(ROLES)}
         context_of = {context: i for i, context in enumerate(self.contexts)}

@@ -7,10 +7,14 @@ executors than an executor group shows, ``held_pools()``, which yields :class:`H
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby, repeat
 from typing import Any, NamedTuple
 
 from bucketlab._engine import mx
+
+NDArray = mx.nd.NDArray
 
 __all__ = ["ROLES", "HeldArray", "HeldPool", "collect"]
 
@@ -35,6 +39,9 @@ class HeldArray(NamedTuple):
     array: Any
 
 
+_new_held = partial(tuple.__new__, HeldArray)
+
+
 class HeldPool(NamedTuple):
     """The working pool of one executor, whose blocks are not arrays of their own in Python."""
 
@@ -57,71 +64,85 @@ def collect(*sources: Any, **named: Any) -> tuple[list[HeldArray], list[HeldPool
     arrays: list[HeldArray] = []
     pools: list[HeldPool] = []
     for label, source in labelled:
-        found = list(_arrays(source))
-        working = list(_pools(source, None))
-        if len(labelled) > 1 and not isinstance(source, (HeldArray, mx.nd.NDArray)):
+        found = _arrays(source)
+        working = _pools(source, None)
+        if len(labelled) > 1 and isinstance(source, NDArray):
+            found = [entry._replace(name=label.replace("source", "array")) for entry in found]
+        elif len(labelled) > 1 and not isinstance(source, HeldArray):
             found = [entry._replace(bucket=_under(label, entry.bucket)) for entry in found]
             working = [entry._replace(bucket=_under(label, entry.bucket)) for entry in working]
-        elif isinstance(source, mx.nd.NDArray) and len(labelled) > 1:
-            found = [entry._replace(name=label.replace("source", "array")) for entry in found]
         arrays += found
         pools += working
     return arrays, pools
+
+
+def _held(
+    bucket: Hashable, index: int, context: str, roles: Iterable[str], names: Iterable[str], arrays: Iterable[Any]
+) -> list[HeldArray]:
+    """Many at once, built by C loops: a module with thousands of arrays is read at every structural event."""
+    rows = zip(repeat(bucket), repeat(index), repeat(context), roles, names, arrays)
+    return list(map(_new_held, rows))
 
 
 def _under(label: str, bucket: Hashable) -> Hashable:
     return label if bucket is None else f"{label}/{bucket}"
 
 
-def _arrays(source: Any) -> Iterator[HeldArray]:
+def _arrays(source: Any) -> list[HeldArray]:
     if isinstance(source, HeldArray):
-        yield source
-    elif callable(getattr(source, "held_arrays", None)):
-        yield from source.held_arrays()
-    elif isinstance(source, mx.nd.NDArray):
-        yield _loose("array", source)
-    elif hasattr(source, "_buckets") or hasattr(source, "_exec_group") or hasattr(source, "_modules"):
-        yield from _once(_module(source, None))
-    elif hasattr(source, "execs"):
-        yield from _group(source, None)
-    elif hasattr(source, "arg_dict"):
-        yield from _executor(source, None, 0, _roles_by_name(source))
-    elif isinstance(getattr(source, "states", None), dict):
-        yield from _optimizer(source, (), getattr(source, "optimizer", None))
-    elif isinstance(source, Mapping):
-        for name, value in source.items():
-            yield from _within(str(name), value)
-    elif isinstance(source, (list, tuple)):
-        for i, value in enumerate(source):
-            yield from _within(str(i), value)
-    else:
-        raise TypeError(
-            f"cannot see the arrays of a {type(source).__name__}: give modules, executor groups, executors, updaters, "
-            f"NDArrays, lists or dicts of these, or an object with held_arrays()"
-        )
+        return [source]
+    if callable(getattr(source, "held_arrays", None)):
+        return list(source.held_arrays())
+    if isinstance(source, NDArray):
+        return _loose(["array"], [source])
+    if any(hasattr(source, name) for name in ("_buckets", "_exec_group", "_modules", "_curr_module")):
+        return _once(_module(source, None))
+    if hasattr(source, "execs"):
+        return _group(source, None)
+    if hasattr(source, "arg_dict"):
+        return _executor(source, None, 0, _roles_by_name(source))
+    if isinstance(getattr(source, "states", None), dict):
+        return _optimizer(source, (), getattr(source, "optimizer", None))
+    if isinstance(source, Mapping):
+        return _within((str(name), value) for name, value in source.items())
+    if isinstance(source, (list, tuple)):
+        return _within((str(i), value) for i, value in enumerate(source))
+    raise TypeError(
+        f"cannot see the arrays of a {type(source).__name__}: give modules, executor groups, executors, updaters, "
+        f"NDArrays, lists or dicts of these, or an object with held_arrays()"
+    )
 
 
-def _within(name: str, value: Any) -> Iterator[HeldArray]:
-    if isinstance(value, mx.nd.NDArray):
-        yield _loose(name, value)
-    elif value is not None:
-        for entry in _arrays(value):
-            yield entry if isinstance(value, HeldArray) else entry._replace(name=f"{name}.{entry.name}")
+def _within(named: Iterable[tuple[str, Any]]) -> list[HeldArray]:
+    found: list[HeldArray] = []
+    pairs = [(name, value) for name, value in named if value is not None]
+    for loose, group in groupby(pairs, key=lambda pair: isinstance(pair[1], NDArray)):
+        if loose:
+            found += _loose(*zip(*group))
+            continue
+        for name, value in group:
+            if isinstance(value, HeldArray):
+                found.append(value)
+            else:
+                found += [_new_held((*entry[:4], f"{name}.{entry.name}", entry.array)) for entry in _arrays(value)]
+    return found
 
 
-def _loose(name: str, array: Any, role: str = "other") -> HeldArray:
-    return HeldArray(None, -1, "", role, name, array)
+def _loose(names: Iterable[str], arrays: Iterable[Any], role: str = "other") -> list[HeldArray]:
+    return _held(None, -1, "", repeat(role), names, arrays)
 
 
-def _once(entries: Iterable[HeldArray]) -> Iterator[HeldArray]:
+def _once(entries: Iterable[HeldArray]) -> list[HeldArray]:
     """Host and optimizer arrays belong to all buckets alike: each such object is told once, and of no bucket."""
     told: set[int] = set()
+    found = []
     for entry in entries:
         if entry.role in ("host", "optimizer", "kvstore"):
             if id(entry.array) in told:
                 continue
             told.add(id(entry.array))
-        yield entry
+        found.append(entry)
+    return found
 
 
 def _inner(module: Any, bucket: Hashable) -> list[tuple[Hashable, Any]]:
@@ -134,42 +155,46 @@ def _inner(module: Any, bucket: Hashable) -> list[tuple[Hashable, Any]]:
     return [] if current is None else [(bucket, current)]
 
 
-def _module(module: Any, bucket: Hashable) -> Iterator[HeldArray]:
+def _module(module: Any, bucket: Hashable) -> list[HeldArray]:
+    found: list[HeldArray] = []
     inner = _inner(module, bucket)
+    for key, part in inner:
+        if callable(getattr(part, "held_arrays", None)):
+            found += [e._replace(bucket=key) if e.bucket is None else e for e in part.held_arrays()]
+        else:
+            found += _module(part, key)
     if inner:
-        for key, part in inner:
-            if callable(getattr(part, "held_arrays", None)):
-                yield from (e._replace(bucket=key) if e.bucket is None else e for e in part.held_arrays())
-            else:
-                yield from _module(part, key)
-        return
+        return found
     group = getattr(module, "_exec_group", None)
     if group is not None:
-        yield from _group(group, bucket)
+        found += _group(group, bucket)
     contexts = tuple(str(context) for context in getattr(module, "_context", None) or ())
     optimizer = getattr(module, "_optimizer", None)
     store = getattr(module, "_kvstore", None)
     for updater in (getattr(module, "_updater", None), getattr(store, "_updater", None)):
         if isinstance(getattr(updater, "states", None), dict):
-            yield from _optimizer(updater, contexts, optimizer)
+            found += _optimizer(updater, contexts, optimizer)
     for host in (getattr(module, "_arg_params", None), getattr(module, "_aux_params", None)):
-        for name, array in (host or {}).items():
-            yield _loose(name, array, "host")
+        if host:
+            found += _loose(host.keys(), host.values(), "host")
+    return found
 
 
-def _optimizer(updater: Any, contexts: tuple[str, ...], optimizer: Any) -> Iterator[HeldArray]:
+def _optimizer(updater: Any, contexts: tuple[str, ...], optimizer: Any) -> list[HeldArray]:
     names = getattr(optimizer, "idx2name", None) or {}
+    found = []
     for key, state in updater.states.items():
         parts = list(_leaves(state))
         for i, array in enumerate(parts):
             name = str(names.get(key, key)) + (f".{i}" if len(parts) > 1 else "")
             context = str(array.context)
             index = contexts.index(context) if context in contexts else -1
-            yield HeldArray(None, index, context, "optimizer", name, array)
+            found.append(HeldArray(None, index, context, "optimizer", name, array))
+    return found
 
 
 def _leaves(state: Any) -> Iterator[Any]:
-    if isinstance(state, mx.nd.NDArray):
+    if isinstance(state, NDArray):
         yield state
     elif isinstance(state, (list, tuple)):
         for part in state:
@@ -193,16 +218,23 @@ def _group_roles(group: Any) -> dict[str, str]:
     return roles
 
 
-def _group(group: Any, bucket: Hashable) -> Iterator[HeldArray]:
+def _group(group: Any, bucket: Hashable) -> list[HeldArray]:
     roles = _group_roles(group)
     outputs = getattr(group, "output_names", None)
     inputs = getattr(group, "shared_data_arrays", None) or ()
+    found = []
     for i, executor in enumerate(group.execs):
-        yield from _executor(executor, bucket, i, roles, outputs, str(group.contexts[i]))
+        where = str(group.contexts[i])
+        found += _executor(executor, bucket, i, roles, outputs, where)
         # The group's store of inputs may hold arrays that only other groups use.
-        for name, array in (inputs[i] if i < len(inputs) else {}).items():
-            if name not in executor.arg_dict:
-                yield HeldArray(bucket, i, str(group.contexts[i]), "other", name, array)
+        stored = inputs[i] if i < len(inputs) else {}
+        arguments = executor.arg_dict
+        found += [
+            HeldArray(bucket, i, where, "other", name, array)
+            for name, array in stored.items()
+            if name not in arguments
+        ]
+    return found
 
 
 def _executor(
@@ -210,47 +242,46 @@ def _executor(
     bucket: Hashable,
     index: int,
     roles: Mapping[str, str],
-    output_names: Iterable[str] | None = None,
+    output_names: Sequence[str] | None = None,
     context: str | None = None,
-) -> Iterator[HeldArray]:
+) -> list[HeldArray]:
     where = str(executor._ctx) if context is None else context
-    for name, array in executor.arg_dict.items():
-        yield HeldArray(bucket, index, where, roles.get(name, "other"), name, array)
-    for name, array in executor.grad_dict.items():
-        if array is not None:
-            role = "input_gradient" if roles.get(name) in ("data", "label", "state") else "gradient"
-            yield HeldArray(bucket, index, where, role, name, array)
-    for name, array in executor.aux_dict.items():
-        yield HeldArray(bucket, index, where, "auxiliary", name, array)
-    names = list(output_names if output_names is not None else executor._symbol.list_outputs())
-    for i, array in enumerate(executor.outputs):
-        yield HeldArray(bucket, index, where, "output", names[i] if i < len(names) else f"output{i}", array)
+    arguments = executor.arg_dict
+    gradients = {name: array for name, array in executor.grad_dict.items() if array is not None}
+    gradient_roles = ("input_gradient" if roles.get(n) in ("data", "label", "state") else "gradient" for n in gradients)
+    auxiliary = executor.aux_dict
+    names = list(executor._symbol.list_outputs() if output_names is None else output_names)
+    names += [f"output{i}" for i in range(len(names), len(executor.outputs))]
+    argument_roles = (roles.get(name, "other") for name in arguments)
+    return [
+        *_held(bucket, index, where, argument_roles, arguments, arguments.values()),
+        *_held(bucket, index, where, gradient_roles, gradients, gradients.values()),
+        *_held(bucket, index, where, repeat("auxiliary"), auxiliary, auxiliary.values()),
+        *_held(bucket, index, where, repeat("output"), names, executor.outputs),
+    ]
 
 
-def _pools(source: Any, bucket: Hashable) -> Iterator[HeldPool]:
+def _pools(source: Any, bucket: Hashable) -> list[HeldPool]:
     """The executors behind a source, each once: those in use, then those that a group keeps from before a reshape."""
     if callable(getattr(source, "held_pools", None)):
-        yield from (entry._replace(bucket=bucket) if entry.bucket is None else entry for entry in source.held_pools())
-        return
+        return [entry._replace(bucket=bucket) if entry.bucket is None else entry for entry in source.held_pools()]
+    if isinstance(source, (HeldArray, NDArray)):
+        return []
     inner = _inner(source, bucket)
+    if isinstance(source, (list, tuple)):
+        inner = [(bucket, part) for part in source]
+    elif isinstance(source, Mapping):
+        inner = [(bucket, part) for part in source.values()]
     if inner:
-        for key, part in inner:
-            yield from _pools(part, key)
-        return
+        return [pool for key, part in inner for pool in _pools(part, key)]
     group = getattr(source, "_exec_group", None) or source
     executors = getattr(group, "execs", None)
     if isinstance(executors, list):
-        told: set[int] = set()
+        known: dict[int, HeldPool] = {}
         for several in (executors, getattr(group, "_default_execs", None) or ()):
             for i, executor in enumerate(several):
-                if id(executor) not in told:
-                    told.add(id(executor))
-                    yield HeldPool(bucket, i, str(group.contexts[i]), executor)
-    elif hasattr(source, "arg_dict") and hasattr(source, "handle"):
-        yield HeldPool(bucket, 0, str(source._ctx), source)
-    elif isinstance(source, (list, tuple)) and not isinstance(source, HeldArray):
-        for part in source:
-            yield from _pools(part, bucket)
-    elif isinstance(source, Mapping):
-        for part in source.values():
-            yield from _pools(part, bucket)
+                known.setdefault(id(executor), HeldPool(bucket, i, str(group.contexts[i]), executor))
+        return list(known.values())
+    if hasattr(source, "arg_dict") and hasattr(source, "handle"):
+        return [HeldPool(bucket, 0, str(source._ctx), source)]
+    return []

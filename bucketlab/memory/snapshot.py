@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ __all__ = ["ArrayRecord", "MemoryGroup", "Snapshot", "Spans", "snapshot", "take"
 
 
 class ArrayRecord(NamedTuple):
-    """One array at one moment. ``bytes`` is what it stores: of a sparse array its stored rows and indices.
+    """One array at one moment. ``bytes`` is what it stores: of a sparse array what its parts take.
 
     ``group`` is equal for arrays that have bytes in common, directly or through others; ``offset`` counts the bytes
     from the group's first to the array's first. Blocks of working pools (role "pool") have groups of their own, p0, p1
@@ -52,6 +53,10 @@ class ArrayRecord(NamedTuple):
         del plain["address"]
         plain["shape"] = list(self.shape)
         return plain
+
+
+# Thousands are made for one snapshot, by a C loop.
+_new_record = partial(tuple.__new__, ArrayRecord)
 
 
 class MemoryGroup(NamedTuple):
@@ -87,9 +92,20 @@ class Snapshot:
     """Arrays and memory groups at one moment, in order of first appearance. ``notes`` say what could not be seen."""
 
     records: tuple[ArrayRecord, ...]
-    groups: tuple[MemoryGroup, ...]
     notes: tuple[str, ...]
     spans: Spans = field(repr=False, compare=False)
+    _group_bytes: tuple[int, ...] = field(repr=False)
+
+    @cached_property
+    def groups(self) -> tuple[MemoryGroup, ...]:
+        """The memory groups in order of first appearance, those of pools among them."""
+        members: dict[str, list[ArrayRecord]] = {}
+        for record in self.records:
+            members.setdefault(record.group, []).append(record)
+        return tuple(
+            MemoryGroup(name, of[0].context, size, sum(record.bytes for record in of), len(of))
+            for (name, of), size in zip(members.items(), self._group_bytes)
+        )
 
     def diff(self, other: Snapshot) -> SnapshotDiff:
         """What changed from this snapshot to a later one."""
@@ -132,29 +148,23 @@ def take(arrays: Sequence[HeldArray], pools: Sequence[HeldPool] = (), proved: La
     """A snapshot of arrays and pools that were collected before; ``proved`` is what :func:`layout` found."""
     proved = layout() if proved is None else proved
     notes = []
-    tables = [places([entry.array for entry in arrays], proved)]
-    working: list[tuple[Hashable, int, str, str]] = []
-    blind = 0
-    for pool in pools:
-        found = pool_places(pool.executor, proved)
-        if found is None:
-            blind += 1
-            continue
-        tables.append(found)
-        working += [(pool.bucket, pool.context_index, "pool", f"block{i}") for i in range(len(found))]
-    table = join(tables)
+    working, counts = pool_places([pool.executor for pool in pools], proved)
+    table = join([places([entry.array for entry in arrays], proved), working])
+    blocks = [
+        (pool.bucket, pool.context_index, "pool", f"block{i}")
+        for pool, count in zip(pools, counts)
+        for i in range(count or 0)
+    ]
     unseen = len(table) - int(table.seen.sum())
     if unseen:
         why = proved.reason or "their structures did not read as arrays at that moment"
-        notes.append(f"{unseen} of {len(table)} arrays: memory not seen, each counts as its own ({why})")
+        notes.append(f"{unseen} of {len(table)} arrays: memory not seen, each object counts as its own ({why})")
+    blind = counts.count(None)
     if blind:
         notes.append(f"{blind} of {len(pools)} working pools: not seen ({proved.reason or 'executor not recognised'})")
-    who = [
-        [entry[0] for entry in arrays] + [entry[0] for entry in working],
-        [entry[1] for entry in arrays] + [entry[1] for entry in working],
-        [entry[3] for entry in arrays] + [entry[2] for entry in working],
-        [entry[4] for entry in arrays] + [entry[3] for entry in working],
-    ]
+    columns = list(zip(*arrays)) or [()] * 6
+    more = list(zip(*blocks)) or [()] * 4
+    who = [[*columns[at], *extra] for at, extra in zip((0, 1, 3, 4), more)]
     return _assemble(who, table, tuple(notes))
 
 
@@ -173,24 +183,14 @@ def _assemble(who: Sequence[list[Any]], table: Places, notes: tuple[str, ...]) -
     np.minimum.at(lowest, label, start)
     waiting = np.bincount(spans.record, ~spans.allocated & (spans.stop > spans.start), count) > 0
     records = map(
-        ArrayRecord._make,
+        _new_record,
         zip(
             who[0], who[1], table.context, who[2], who[3], table.shape, table.dtype, table.storage,
             table.nbytes.tolist(), names[label].tolist(), (start - lowest[label]).tolist(),
             (~waiting).tolist(), start.tolist(),
         ),
     )  # fmt: skip
-    groups = map(
-        MemoryGroup._make,
-        zip(
-            names.tolist(),
-            [table.context[row] for row in first.tolist()],
-            distinct.tolist(),
-            np.bincount(label, table.nbytes, len(first)).astype(np.int64).tolist(),
-            np.bincount(label, minlength=len(first)).tolist(),
-        ),
-    )
-    return Snapshot(tuple(records), tuple(groups), notes, spans)
+    return Snapshot(tuple(records), notes, spans, tuple(distinct.tolist()))
 
 
 def _spans(table: Places) -> Spans:

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from bucketlab.memory.snapshot import ArrayRecord
     from bucketlab.slicing import ContextSlice, SliceReport
 
-__all__ = ["AliasRow", "AliasTable", "alias_table", "bucket_label", "byte_size", "columns_of", "share", "totals_by_role"]
+__all__ = [
+    "AliasRow", "AliasTable", "alias_table", "bucket_label", "byte_size", "columns_of", "folded_apart", "padding_of",
+    "record_cells", "shape_text", "share", "totals_by_role",
+]  # fmt: skip
 
 
 def bucket_label(bucket: Hashable) -> str:
@@ -123,3 +126,18 @@ def padding_of(part: ContextSlice) -> int:
 def shape_text(shape: Sequence[int]) -> str:
     """A shape as people write it: ``4x10``; a scalar is ``()``."""
     return "x".join(map(str, shape)) if shape else "()"
+
+
+def record_cells(record: ArrayRecord) -> list[str]:
+    """Bucket, context, role, name, shape, type, bytes and memory of one array, as a table shows them."""
+    memory = record.group + (f"+{record.offset}" if record.offset else "")
+    return [
+        bucket_label(record.bucket),
+        record.context,
+        record.role,
+        record.name,
+        shape_text(record.shape),
+        record.dtype + ("" if record.storage == "default" else f" {record.storage}"),
+        f"{record.bytes:,}",
+        memory + ("" if record.allocated else " (not allocated yet)"),
+    ]

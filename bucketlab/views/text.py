@@ -12,6 +12,7 @@ from bucketlab.views.tables import (
     columns_of,
     folded_apart,
     padding_of,
+    record_cells,
     shape_text,
     share,
 )
@@ -65,7 +66,7 @@ def snapshot_text(shot: Snapshot, limit: int = 24) -> str:
     distinct = sum(group.bytes for group in shot.groups if group.name.startswith("m"))
     arrays = [record for record in shot.records if record.role != "pool"]
     kept = sorted(sorted(range(len(arrays)), key=lambda i: -arrays[i].bytes)[:limit])
-    rows = [_record_cells(arrays[i]) for i in kept]
+    rows = [record_cells(arrays[i]) for i in kept]
     groups = len({record.group for record in arrays})
     lines = [
         f"{len(arrays)} arrays in {groups} memory groups, {distinct:,} bytes, each counted once",
@@ -78,20 +79,6 @@ def snapshot_text(shot: Snapshot, limit: int = 24) -> str:
     if blocks:
         lines.append(f"working pools: {len(blocks)} blocks, {sum(group.bytes for group in blocks):,} bytes")
     return "\n".join([*lines, *_notes(shot.notes)])
-
-
-def _record_cells(record: ArrayRecord) -> list[str]:
-    memory = record.group + (f"+{record.offset}" if record.offset else "")
-    return [
-        bucket_label(record.bucket),
-        record.context,
-        record.role,
-        record.name,
-        shape_text(record.shape),
-        record.dtype + ("" if record.storage == "default" else f" {record.storage}"),
-        f"{record.bytes:,}",
-        memory + ("" if record.allocated else " (not allocated yet)"),
-    ]
 
 
 def _notes(notes: Sequence[str]) -> list[str]:
@@ -186,7 +173,7 @@ def process_lines(ledger: Ledger) -> list[tuple[str, str]]:
 
 
 def _changed(records: Sequence[ArrayRecord], limit: int) -> list[str]:
-    named = [f"  {' '.join(_record_cells(record)[:5])}, {record.bytes:,} bytes" for record in records[:limit]]
+    named = [f"  {' '.join(record_cells(record)[:5])}, {record.bytes:,} bytes" for record in records[:limit]]
     return named + ([f"  and {len(records) - limit} more"] if len(records) > limit else [])
 
 
