@@ -1,12 +1,16 @@
 """See inside bucketed, multi-context training on Apache MXNet 1.9.1: slices, shared arrays and memory."""
 
+# First of all: it repairs numpy, and where mxnet cannot be imported it says why before anything else fails.
+from bucketlab._engine import mx  # isort: skip
+
 from bucketlab import data, models
-from bucketlab._engine import mx
 from bucketlab.executor_group import DataParallelExecutorGroup
 from bucketlab.memory import Ledger, Snapshot, aliases, memory, same_memory, snapshot
 from bucketlab.module.base import BaseModule
 from bucketlab.module.bucketing import BucketingModule
 from bucketlab.module.module import Module
+from bucketlab.module.python import PythonLossModule, PythonModule
+from bucketlab.module.sequential import SequentialModule
 
 __all__ = [
     "BaseModule",
@@ -14,6 +18,9 @@ __all__ = [
     "DataParallelExecutorGroup",
     "Ledger",
     "Module",
+    "PythonLossModule",
+    "PythonModule",
+    "SequentialModule",
     "Snapshot",
     "aliases",
     "data",

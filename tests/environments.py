@@ -1,0 +1,66 @@
+"""Fresh virtual environments and copies of the project, for the tests that ask what an installation does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+SUPPORTED = ((3, 9), (3, 10), (3, 11), (3, 12))
+# Python 3.12 came after the others: numpy has no older build for it.
+OLDEST_NUMPY = {(3, 12): "1.26"}
+
+
+def interpreters() -> dict[tuple[int, int], str]:
+    """The supported interpreters of this machine: the one that runs, those on the path, those of pyenv."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = {}
+    for version in SUPPORTED:
+        number = ".".join(map(str, version))
+        candidates = [shutil.which(f"python{number}"), *sorted(pyenv.glob(f"{number}.*/bin/python"))]
+        if version == sys.version_info[:2]:
+            candidates.insert(0, sys.executable)
+        for candidate in filter(None, candidates):
+            # A shim on the path may stand for an interpreter that is not there; a Debian one may lack venv.
+            if subprocess.run([candidate, "-c", "import ensurepip"], capture_output=True).returncode == 0:
+                found[version] = str(candidate)
+                break
+    return found
+
+
+def edges() -> list[tuple[str, str]]:
+    """The oldest interpreter with the oldest numpy it runs, and the newest with the newest numpy."""
+    found = interpreters()
+    oldest, newest = min(found), max(found)
+    return [(found[oldest], OLDEST_NUMPY.get(oldest, "1.23")), (found[newest], "1.26")]
+
+
+def copy_of_project(folder: Path) -> Path:
+    """What a checkout holds, without what builds and runs left in it; building in the copy disturbs nobody."""
+    leavings = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "dist", "venv*")
+    shutil.copytree(PROJECT, folder, ignore=leavings)
+    return folder
+
+
+def make(folder: Path, interpreter: str, *requirements: str, cwd: Path | None = None) -> str:
+    """A virtual environment with ``requirements`` (as pip takes them); returns its Python."""
+    run([interpreter, "-m", "venv", str(folder)])
+    python = str(folder / "bin" / "python")
+    run([python, "-m", "pip", "install", "--quiet", *requirements], cwd=cwd, timeout=900)
+    return python
+
+
+def run(
+    command: Sequence[str], cwd: Path | None = None, timeout: float = 300, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; an exit status other than 0 fails the test with all that the command said."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    done = subprocess.run(
+        command, cwd=cwd, env={**environment, **variables}, capture_output=True, text=True, timeout=timeout
+    )
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+    return done
