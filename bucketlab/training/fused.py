@@ -124,7 +124,9 @@ class FusedStep:
         optimizer = self._optimizer
         count, updates, counts = self._next_counts(optimizer)
         scheduler = optimizer.lr_scheduler
-        lr = optimizer.lr if scheduler is None else scheduler(updates)
+        lr = optimizer.lr
+        if scheduler is not None:
+            lr = None if count is None else scheduler(updates)
         settings = self._read(optimizer)
         # One learning rate and one update number for all, or neither of them matters.
         even = count is not None or (scheduler is None and not self._rated)
@@ -219,9 +221,12 @@ class FusedStep:
             self._prepare(run)
 
     def _rates(self, lr: Any, counts: Sequence[int]) -> list[Any]:
-        """Each parameter's learning rate. A scheduler sees the updates counted up to it, as in mxnet."""
+        """Each parameter's learning rate. A scheduler sees the updates counted up to it, as in mxnet.
+
+        Schedulers keep what they have seen, so each number must come in its turn.
+        """
         scheduler = self._optimizer.lr_scheduler
-        if scheduler is None or len(set(counts)) == 1:
+        if lr is not None or scheduler is None:
             return [lr] * len(counts)
         updates = accumulate((self._optimizer.num_update, *counts), max)
         next(updates)
@@ -251,7 +256,7 @@ class FusedStep:
         weight = part(hull.weights[0], begin, end)
         states = self._states.buffers(hull.segment, kernel.states)
         inputs = [weight, part(self._totals[run.hull], begin, end)]
-        inputs += [part(state, run.start, run.stop) for state in states]
+        inputs += [part(state, run.start, run.stop) for state in states[: kernel.inputs]]
         self._calls[place] = (operator, OperatorCall(operator, inputs, [weight], **attributes))
 
     def _take_states(self) -> None:

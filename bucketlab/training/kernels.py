@@ -27,14 +27,16 @@ class Kernel:
     """One operator for an optimizer in its present setting.
 
     ``at(lr, wd)`` names the operator and all its attributes; ``rate(lr, count)`` is the learning rate at a
-    parameter's update number ``count`` (None: it does not depend on it). ``states`` arrays follow weight and
-    gradient as inputs; mxnet's optimizer keeps them as a tuple, or as one array if ``bare``.
+    parameter's update number ``count`` (None: it does not depend on it). ``states`` arrays are kept, by
+    mxnet's optimizer as a tuple, or as one array if ``bare``; the operator takes the first ``inputs`` of them
+    after weight and gradient (None: all).
     """
 
     states: int
     at: Callable[[float, float], Call]
     bare: bool = False
     rate: Callable[[float, int], float] | None = None
+    inputs: int | None = None
 
     def packed(self, arrays: tuple[Any, ...]) -> Any:
         """State arrays in the form in which mxnet's optimizer keeps them."""
@@ -118,7 +120,7 @@ def _sgd(optimizer: Any, dtype: np.dtype, kept: bool | None) -> Kernel:
     states = int(bool(kept) or optimizer.momentum != 0.0)
     if optimizer.momentum <= 0:
         # Not sgd_update, which associates otherwise when wd is not 0.
-        return Kernel(states, _listed("multi_sgd_update", attributes), bare=True)
+        return Kernel(states, _listed("multi_sgd_update", attributes), bare=True, inputs=0)
     listed = _listed("multi_sgd_mom_update", attributes)
 
     def at(lr: float, wd: float) -> Call:

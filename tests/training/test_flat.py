@@ -118,7 +118,7 @@ def test_a_refused_call_names_both_and_changes_nothing(other, words):
 
 
 def test_grad_req_must_be_one_that_mxnet_has():
-    with pytest.raises(ValueError, match="'w'.*'sum'"):
+    with pytest.raises(ValueError, match=r"'w'.*'sum'"):
         spec("w", grad_req="sum")
 
 
