@@ -259,7 +259,7 @@ class DataParallelExecutorGroup:
         """Bytes of all arrays and working memory of this group, each byte counted once."""
         from bucketlab.memory import memory
 
-        return memory(self).distinct_bytes
+        return memory(self).distinct
 
     # ------------------------------------------------------------------ parameters
 
