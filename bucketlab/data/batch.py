@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from bucketlab._engine import mx
-from bucketlab.data.keys import Key
-from bucketlab.data.tables import key_text
+from bucketlab.data.keys import Key, key_text
 
 
 class BucketBatch(mx.io.DataBatch):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from bucketlab.data.keys import Key, key_size
-from bucketlab.data.tables import byte_text, key_text
+from bucketlab.data.keys import Key, key_size, key_text
 from bucketlab.errors import BudgetError, DataError
+from bucketlab.views.tables import byte_size
 
 BytesOf = Callable[[Key, int], int]
 Kind = Literal["rows", "tokens", "bytes"]
@@ -26,7 +26,7 @@ class Budget:
 
     kind: Kind
     amount: int
-    bytes_of: BytesOf | None = None
+    bytes_of: BytesOf | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.kind not in ("rows", "tokens", "bytes"):
@@ -91,14 +91,14 @@ class Budget:
             need, have = f"{step} x {size} = {step * size:,} tokens", f"{self.amount:,}"
         else:
             assert self.bytes_of is not None
-            need, have = byte_text(self.bytes_of(key, step)), byte_text(self.amount)
+            need, have = byte_size(self.bytes_of(key, step)), byte_size(self.amount)
         raise BudgetError(
             f"bucket {key_text(key)}: the smallest batch for {contexts} is {step} row(s), {need}; "
             f"the budget is {have}"
         )
 
     def __str__(self) -> str:
-        return f"{byte_text(self.amount)}" if self.kind == "bytes" else f"{self.amount:,} {self.kind}"
+        return f"{byte_size(self.amount)}" if self.kind == "bytes" else f"{self.amount:,} {self.kind}"
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "amount": self.amount}

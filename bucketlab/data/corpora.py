@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from bucketlab.data.corpus import Corpus, Origin, ParallelCorpus
-from bucketlab.data.tables import byte_text, html_table, text_table
 from bucketlab.data.vocabulary import words
 from bucketlab.errors import DataError
+from bucketlab.views.tables import byte_size
 
 
 @dataclass(frozen=True)
@@ -223,17 +223,21 @@ class Shelf:
         for known in self.known:
             size = known.size
             how = f"pip install 'bucketlab[{known.extra}]'" if known.extra else f"pip install {known.package}"
-            state = f"{known.version}, {byte_text(size)} on disk" if size is not None else f"no: {how}"
+            state = f"{known.version}, {byte_size(size)} on disk" if size is not None else f"no: {how}"
             rows.append((known.name, known.holds, known.licence, known.package, state))
         return rows
 
     _HEAD = ("corpus", "holds", "licence", "package", "installed")
 
     def __repr__(self) -> str:
-        return text_table(self._HEAD, self._rows(), left=5)
+        from bucketlab.views.text import table
+
+        return table(self._HEAD, self._rows())
 
     def _repr_html_(self) -> str:
-        return html_table("Corpora", self._HEAD, self._rows())
+        from bucketlab.views.plans import table_html
+
+        return table_html("Corpora", self._HEAD, self._rows())
 
     def to_dict(self) -> dict[str, Any]:
         return {known.name: known.to_dict() for known in self.known}

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from bucketlab.data.tables import html_table, text_table
 from bucketlab.data.vocabulary import Vocabulary, pack, words
 from bucketlab.errors import DataError
 
@@ -143,10 +142,14 @@ class Corpus:
         return facts
 
     def __repr__(self) -> str:
-        return text_table(["corpus", self.name], self._facts(), left=2)
+        from bucketlab.views.text import table
+
+        return table(["corpus", self.name], self._facts())
 
     def _repr_html_(self) -> str:
-        return html_table(f"Corpus {self.name}", ["of", "what it holds"], self._facts())
+        from bucketlab.views.plans import table_html
+
+        return table_html(f"Corpus {self.name}", ["corpus", self.name], self._facts())
 
     def to_dict(self) -> dict[str, Any]:
         """What describes the corpus; the sentences themselves stay where they are."""

@@ -10,7 +10,6 @@ import numpy as np
 
 from bucketlab.data.corpora import IMAGES
 from bucketlab.data.corpus import Origin
-from bucketlab.data.tables import html_table, text_table
 from bucketlab.errors import DataError
 
 # Only what every supported version carries in its wheel and is free for any use.
@@ -62,10 +61,14 @@ class Images:
         return list(zip(self.names, sizes, self.licences))
 
     def __repr__(self) -> str:
-        return text_table(["picture", "height x width", "licence"], self._rows(), left=3)
+        from bucketlab.views.text import table
+
+        return table(["picture", "height x width", "licence"], self._rows())
 
     def _repr_html_(self) -> str:
-        return html_table("Pictures", ["picture", "height x width", "licence"], self._rows())
+        from bucketlab.views.plans import table_html
+
+        return table_html("Pictures", ["picture", "height x width", "licence"], self._rows())
 
     def to_dict(self) -> dict[str, Any]:
         return {

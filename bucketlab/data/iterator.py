@@ -21,13 +21,16 @@ from bucketlab.data.arguments import (
 )
 from bucketlab.data.batch import BucketBatch
 from bucketlab.data.batching import Budget, evened
-from bucketlab.data.keys import Key, assign, check_keys, key_size
+from bucketlab.data.keys import Key, assign, check_keys, key_size, key_text
 from bucketlab.data.padding import Padder
+from bucketlab.data.plan import BucketPlan
 from bucketlab.data.schedule import LAST, Schedule, Step
 from bucketlab.data.sequences import read
-from bucketlab.data.tables import html_table, key_text, text_table
 from bucketlab.errors import DataError
 from bucketlab.slicing import divisor, row_counts
+from bucketlab.views.plans import table_html
+from bucketlab.views.tables import share
+from bucketlab.views.text import table
 
 
 class BucketIter(mx.io.DataIter):
@@ -61,7 +64,7 @@ class BucketIter(mx.io.DataIter):
     def __init__(
         self,
         sequences: Any,
-        plan: Any,
+        plan: BucketPlan | Sequence[Any],
         batch_size: int | Sequence[int] | None = None,
         *,
         tokens: int | None = None,
@@ -103,15 +106,16 @@ class BucketIter(mx.io.DataIter):
         self.data_names = data_names(data_name, len(source.sides))
         check_ids(source, self.ignore_label, self.begin, self._ids_may_be_ignored)
         if self.end is not None and self.end == self.ignore_label:
-            raise DataError(f"end is {self.end}, which is ignore_label: it would never count; give another id")
+            raise DataError(f"end is {self.end}, which is ignore_label: it would never count")
         for name, kind in (("dtype", self.dtype), ("label_dtype", self.label_dtype)):
             check_exact(name, kind, source.largest_id)
         self._source = source
         self._padder = Padder(source, self.pad_id, self.ignore_label, self.begin, self.end)
 
-        planned = hasattr(plan, "batch_sizes")
-        self.workloads = check_contexts(contexts, workloads, plan.workloads if planned else None)
-        self.bucket_keys = check_keys(plan.keys if planned else plan, lengths.ndim)
+        planned = plan if isinstance(plan, BucketPlan) else None
+        bounds: Any = planned.keys if planned else plan
+        self.workloads = check_contexts(contexts, workloads, planned.workloads if planned else None)
+        self.bucket_keys = check_keys(bounds, lengths.ndim)
         self._assigned = assign(self.bucket_keys, lengths)
         smallest = lengths.min(axis=-1) if lengths.ndim == 2 else lengths
         self._assigned[smallest < 1] = -1
@@ -127,14 +131,16 @@ class BucketIter(mx.io.DataIter):
                 f"{list(self.bucket_keys)}, as do {len(lost) - 1} others; add a bound, or too_long='drop'"
             )
         members = tuple(np.flatnonzero(self._assigned == b) for b in range(len(self.bucket_keys)))
-        sizes = self._batch_sizes(plan if planned else None, batch_size, tokens, [len(m) for m in members])
+        sizes = self._batch_sizes(planned, batch_size, tokens, [len(m) for m in members])
         self.batch_sizes: dict[Key, int] = dict(zip(self.bucket_keys, sizes))
         self._schedule = Schedule(
             members, sizes, self.seed, self.shuffle, last, len(self.workloads), self.rank, self.size
         )
         self._rows_per_context = self._cut(split)
-        key = plan.default_bucket_key if planned else max(self.bucket_keys, key=lambda k: (key_size(k), k))
+        key = planned.default_bucket_key if planned else max(self.bucket_keys, key=lambda k: (key_size(k), k))
         self.default_bucket_key: Key = key
+        by_size = sorted(self.bucket_keys, key=lambda k: (k != key, -self.batch_sizes[k], -key_size(k)))
+        self._bind_order = list(planned.bind_order) if planned else by_size
         self.batch_size = self.batch_sizes[key]
         self.provide_data, self.provide_label = self.provide(key)
         if len(self) == 0:
@@ -206,6 +212,11 @@ class BucketIter(mx.io.DataIter):
         ]
         label = mx.io.DataDesc(self.label_name, shapes[-1], np.dtype(self.label_dtype).type, self.layout)
         return data, [label]
+
+    def shapes(self) -> dict[Key, tuple[list[Any], list[Any]]]:
+        """:meth:`provide` of every bucket that has sequences, in the order to bind them in."""
+        full = [key for key, members in zip(self.bucket_keys, self._schedule.members) if len(members)]
+        return {key: self.provide(key) for key in sorted(full, key=self._bind_order.index)}
 
     def _batch(self, step: Step) -> BucketBatch:
         key = self.bucket_keys[step.bucket]
@@ -295,20 +306,19 @@ class BucketIter(mx.io.DataIter):
         for b, key in enumerate(self.bucket_keys):
             members = self._schedule.members[b]
             computed = len(members) * key_size(key)
-            padding = 1 - self._source.lengths[members].sum() / computed if computed else 0.0
+            padding = share(computed - int(self._source.lengths[members].sum()), computed)
             rows, steps = self._schedule.batch_sizes[b], self._schedule.steps(b)
-            body.append([key_text(key), f"{len(members):,}", str(rows), str(steps), f"{padding:.1%}"])
+            body.append([key_text(key), f"{len(members):,}", str(rows), str(steps), padding])
         return head, body
 
+    def _line(self) -> str:
+        return f"{len(self)} batches an epoch, {self.dropped} of {len(self._source)} sequences dropped"
+
     def __repr__(self) -> str:
-        lines = [text_table(*self._table())]
-        lines.append(f"{len(self)} batches an epoch, {self.dropped} of {len(self._source)} sequences dropped")
-        return "\n".join(lines)
+        return f"{self._line()}\n{table(*self._table(), right=range(1, 5))}"
 
     def _repr_html_(self) -> str:
-        return html_table(
-            f"BucketIter: {len(self)} batches an epoch, {self.dropped} sequences dropped", *self._table()
-        )
+        return table_html(self._line(), *self._table(), right=range(1, 5))
 
     # -- checks ----------------------------------------------------------------------------------------------
 

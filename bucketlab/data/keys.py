@@ -46,6 +46,11 @@ def key_size(key: Key) -> int:
     return sum(key) if isinstance(key, tuple) else key
 
 
+def key_text(key: object) -> str:
+    """A key as people write it: ``40``, or ``12x15`` for a pair."""
+    return "x".join(map(str, key)) if isinstance(key, tuple) else str(key)
+
+
 def fits(key: Key, lengths: np.ndarray) -> np.ndarray:
     """Which of ``lengths``, (n,) or (n, 2), go into the bucket."""
     return (lengths <= np.asarray(key)).all(axis=1) if lengths.ndim == 2 else lengths <= key

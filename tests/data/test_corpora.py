@@ -152,7 +152,7 @@ def test_pictures_of_different_sizes(packages):
     assert two["horse"][0, 0].tolist() == [1, 2, 3]
     assert images(["camera"], longest=4).shapes == ((2, 4, 3),)
     assert two.to_dict()["images"]["camera"] == {"shape": [4, 8, 3], "licence": "CC0"}
-    assert repr(two).splitlines()[2] == "horse    3 x 6           CC0"
+    assert repr(two).splitlines()[1] == "horse    3 x 6           CC0"
     with pytest.raises(ValueError, match="read-only"):
         two["camera"][0] = 0
     with pytest.raises(DataError, match="no picture 'lena'"):
@@ -175,13 +175,12 @@ def test_a_corpus_prints_what_it_is():
     text = Corpus.from_texts(["a b", "a <script>"], name="two & more")
     assert repr(text).splitlines() == [
         "corpus      two & more",
-        "----------  ------------------------------",
         "sentences   2",
         "tokens      6",
         "vocabulary  9",
         "lengths     2 median, 2 at 95 %, 4 longest",
     ]
-    assert "<caption>Corpus two &amp; more</caption>" in text._repr_html_()
+    assert "Corpus two &amp; more</b>" in text._repr_html_()
     assert text.to_dict()["longest"] == 4
 
 

@@ -347,12 +347,11 @@ def test_what_is_given_stays_as_it_was():
 def test_it_prints_its_buckets():
     it = BucketIter(SENTENCES, [2, 5, 9], 2)
     assert repr(it).splitlines() == [
-        "bucket  sequences  rows  steps  padding",
-        "------  ---------  ----  -----  -------",
-        "2               4     2      2    25.0%",
-        "5               3     2      2    26.7%",
-        "9               0     2      0     0.0%",
         "4 batches an epoch, 0 of 7 sequences dropped",
+        "bucket  sequences  rows  steps  padding",
+        "2               4     2      2     25 %",
+        "5               3     2      2   26.7 %",
+        "9               0     2      0      0 %",
     ]
     assert it._repr_html_().count('<th scope="row">') == 3
 
