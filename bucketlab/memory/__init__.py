@@ -8,6 +8,14 @@ from bucketlab.memory.protocol import HeldArray
 from bucketlab.memory.snapshot import ArrayRecord, Snapshot, snapshot
 
 __all__ = [
-    "AliasReport", "ArrayRecord", "HeldArray", "Ledger", "Snapshot", "aliases", "memory", "same_memory", "shared_bytes",
+    "AliasReport",
+    "ArrayRecord",
+    "HeldArray",
+    "Ledger",
+    "Snapshot",
+    "aliases",
+    "memory",
+    "same_memory",
+    "shared_bytes",
     "snapshot",
-]  # fmt: skip
+]

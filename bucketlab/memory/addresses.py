@@ -1,9 +1,10 @@
 """Where arrays lie in memory, read without writing, waiting or allocating.
 
-mxnet's own call for an array's address allocates lazy arrays, reorders oneDNN arrays in place and races with the
-engine. The engine's structures are read here instead, as bytes of this process, through calls that return an error
-where a plain read would crash. mxnet 1.9.1 is the last of its kind, so their layout never changes; a self-check on a few
-small arrays proves it all the same (:func:`layout`), and where it fails the readers say that they cannot see.
+mxnet's own call for an array's address allocates lazy arrays, reorders oneDNN arrays in place and races with
+the engine. The engine's structures are read here instead, as bytes of this process, through calls that return
+an error where a plain read would crash. mxnet 1.9.1 is the last of its kind, so their layout never changes; a
+self-check on a few small arrays proves it all the same (:func:`layout`), and where it fails the readers say
+that they cannot see.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ _INLINE_DIMS, _MOST_DIMS = 4, 64
 class Span(NamedTuple):
     """Consecutive bytes that an array shows, inside one block that was (or will be) allocated as a whole.
 
-    ``block`` names the block within this process: its address, or that of its owner while it is not allocated.
-    ``offset`` and ``nbytes`` are in bytes; ``lent`` means that the memory belongs to numpy or another library.
+    ``block`` names the block within this process: its address, or that of its owner while it is not
+    allocated. ``offset`` and ``nbytes`` are in bytes; ``lent`` means that the memory belongs to numpy or
+    another library.
     """
 
     block: int
@@ -63,7 +65,8 @@ class Span(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Shape, type and whereabouts of one array at one moment. ``owner`` is equal for arrays of one storage object.
+    """Shape, type and whereabouts of one array at one moment. ``owner`` is equal for arrays of one storage
+    object.
 
     ``spans`` holds the data, then a sparse array's other parts; it is empty where ``seen`` is False.
     ``nbytes`` counts what is (or will be) stored: of a sparse array what its parts take.
@@ -106,7 +109,8 @@ class Places:
 
     def __getitem__(self, index: int) -> Place:
         spans = tuple(
-            Span(*(column[row].item() for column in self.span_columns())) for row in np.flatnonzero(self.of == index)
+            Span(*(column[row].item() for column in self.span_columns()))
+            for row in np.flatnonzero(self.of == index)
         )
         return Place(
             self.context[index], self.shape[index], self.dtype[index], self.storage[index],
@@ -146,7 +150,7 @@ class _Iovec(ctypes.Structure):
 
 
 class Reader:
-    """Copies bytes of this process; an address that is not mapped reads as zeros and is reported, never a crash."""
+    """Copies bytes of this process; an address that is not mapped is reported, and never a crash."""
 
     _AT_ONCE = 1024
 
@@ -158,7 +162,12 @@ class Reader:
         else:
             self._readv.restype = ctypes.c_ssize_t
             self._readv.argtypes = [
-                ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong
+                ctypes.c_int,
+                ctypes.c_void_p,
+                ctypes.c_ulong,
+                ctypes.c_void_p,
+                ctypes.c_ulong,
+                ctypes.c_ulong,
             ]
 
     def gather(self, addresses: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -235,7 +244,7 @@ def _pick(names: Sequence[str], which: np.ndarray) -> list[str]:
 
 
 def _parts(chunk: Any, storage: int, reader: Reader) -> list[tuple[int, int]] | None:
-    """Address and size of a sparse array's indices (and row starts); None while the engine is changing them."""
+    """Address and size of a sparse array's further parts; None while the engine is changing them."""
     begin, end = int(chunk["parts"]), int(chunk["parts_end"])
     count = _EXTRA_PARTS[storage]
     if begin == end:
@@ -277,7 +286,9 @@ def _by_engine(nds: np.ndarray, reader: Reader, sparse: bool) -> Places:
             seen[row] = False
             continue
         # An owner's address plus a small number stands for a part that has no memory: no other block has it.
-        extra += [(row, where or int(owner[row]) + i, size, where != 0) for i, (where, size) in enumerate(parts, 1)]
+        extra += [
+            (row, where or int(owner[row]) + i, size, where != 0) for i, (where, size) in enumerate(parts, 1)
+        ]
     rows = np.flatnonzero(seen)
     more = np.array(extra, np.int64).reshape(-1, 4)
     more = more[seen[more[:, 0]]]
@@ -309,7 +320,11 @@ def _by_engine(nds: np.ndarray, reader: Reader, sparse: bool) -> Places:
 @lru_cache(maxsize=1)
 def _types() -> tuple[list[str], np.ndarray]:
     """Names and bytes an element by mxnet's type code; 0 bytes where there is no such code."""
-    kinds = {code: np.dtype(kind) for code, kind in mx.ndarray.ndarray._DTYPE_MX_TO_NP.items() if code >= 0 and kind}
+    kinds = {
+        code: np.dtype(kind)
+        for code, kind in mx.ndarray.ndarray._DTYPE_MX_TO_NP.items()
+        if code >= 0 and kind
+    }
     names, widths = [""] * (max(kinds) + 1), np.zeros(max(kinds) + 1, np.int64)
     for code, kind in kinds.items():
         names[code], widths[code] = kind.name, kind.itemsize
@@ -332,8 +347,8 @@ def _by_name(places: Places, arrays: Sequence[Any], rows: Iterable[int]) -> None
 def places(arrays: Sequence[Any], proved: Layout | None = None) -> Places:
     """Where each NDArray lies now, in one pass: no wait, no write, no allocation.
 
-    ``proved`` says what may be read, :func:`layout` by default. Where reading fails an array is not ``seen``: its
-    shape and type are known, its bytes are those of the dense shape, its whereabouts are not.
+    ``proved`` says what may be read, :func:`layout` by default. Where reading fails an array is not ``seen``:
+    its shape and type are known, its bytes are those of the dense shape, its whereabouts are not.
 
     >>> a = mx.nd.zeros((10, 4))
     >>> places([a, a[2:5]]).offset
@@ -353,7 +368,7 @@ def places(arrays: Sequence[Any], proved: Layout | None = None) -> Places:
 
 
 def _vectors(address: int, reader: Reader) -> list[np.ndarray] | None:
-    """The NDArrays in an executor's three C++ vectors: all entries, the pool, the outputs. None where they are not."""
+    """The NDArrays in an executor's three C++ vectors: all entries, the pool, the outputs."""
     head, read = reader.gather(np.array([address + _VECTORS_AT], np.uint64), 3 * 24)
     if not read[0]:
         return None
@@ -373,10 +388,10 @@ def _vectors(address: int, reader: Reader) -> list[np.ndarray] | None:
 def pool_places(executors: Sequence[Any], proved: Layout | None = None) -> tuple[Places, list[int | None]]:
     """The blocks of the executors' working pools, those that executors have in common for each of them again.
 
-    Returns the blocks of all executors one after another, and how many each has; None where they cannot be read: its
-    own outputs, first and last argument must be found at their places first. An executor's blocks are those that its
-    plan uses; a block in no plan comes with the first executor that keeps it alive. A block has no memory before an
-    executor that uses it first runs.
+    Returns the blocks of all executors one after another, and how many each has; None where they cannot be
+    read: its own outputs, first and last argument must be found at their places first. An executor's blocks
+    are those that its plan uses; a block in no plan comes with the first executor that keeps it alive. A
+    block has no memory before an executor that uses it first runs.
     """
     proved = layout() if proved is None else proved
     reader = Reader()
@@ -387,7 +402,8 @@ def pool_places(executors: Sequence[Any], proved: Layout | None = None) -> tuple
         if vectors is None or not _belong(executor, vectors[0], vectors[2], reader):
             read.append(None)
             continue
-        # A block may be listed more than once; it is one whole, whatever part of it the plan's first user asked for.
+        # A block may be listed more than once; it is one whole, whatever part of it the plan's first user
+        # asked for.
         _, first = np.unique(vectors[1]["chunk"], return_index=True)
         pool = vectors[1][np.sort(first)]
         # An executor that gave its pool to others lists the blocks that they added, too.
@@ -407,7 +423,9 @@ def pool_places(executors: Sequence[Any], proved: Layout | None = None) -> tuple
     found = _by_engine(np.concatenate(pools), reader, False)
     if not found.seen.all():
         return _by_engine(np.empty(0, _NDARRAY), reader, False), [None] * len(counts)
-    whole = replace(found, nbytes=found.block_bytes, span_bytes=found.block_bytes, offset=np.zeros_like(found.offset))
+    whole = replace(
+        found, nbytes=found.block_bytes, span_bytes=found.block_bytes, offset=np.zeros_like(found.offset)
+    )
     return whole, counts
 
 
@@ -428,7 +446,8 @@ def _belong(executor: Any, entries: np.ndarray, outputs: np.ndarray, reader: Rea
 
 @lru_cache(maxsize=1)
 def layout() -> Layout:
-    """Prove once per process that the structures lie where this module reads them; reads only arrays of its own.
+    """Prove once per process that the structures lie where this module reads them; reads only arrays of its
+    own.
 
     >>> layout()
     Layout(dense=True, sparse=True, reason='')
@@ -440,7 +459,9 @@ def layout() -> Layout:
         reason = _prove_sparse()
         return Layout(True, not reason, reason)
     except Exception as error:  # any surprise means that nothing is proved
-        return Layout(False, False, f"the self-check of mxnet's array layout raised {type(error).__name__}: {error}")
+        return Layout(
+            False, False, f"the self-check of mxnet's array layout raised {type(error).__name__}: {error}"
+        )
 
 
 def _prove_dense() -> str:
@@ -478,11 +499,15 @@ def _prove_sparse() -> str:
     for array in (row_sparse, csr, empty):
         array.wait_to_read()
     reader = Reader()
-    expected = {
+    expected: dict[str, tuple[tuple[int, ...], list[np.ndarray]]] = {
         "row_sparse": ((8, 2), [rows, np.array([0, 2, 5], np.int64)]),
         "csr": (
             (3, 4),
-            [np.array([7, 8, 9], np.float32), np.array([0, 2, 2, 3], np.int64), np.array([0, 2, 1], np.int64)],
+            [
+                np.array([7, 8, 9], np.float32),
+                np.array([0, 2, 2, 3], np.int64),
+                np.array([0, 2, 1], np.int64),
+            ],
         ),
     }
     found = places([row_sparse, csr, empty], every)

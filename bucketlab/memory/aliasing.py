@@ -11,7 +11,16 @@ from bucketlab._engine import mx
 from bucketlab.memory.addresses import layout, places
 from bucketlab.memory.snapshot import ArrayRecord, Snapshot, snapshot
 
-__all__ = ["AliasGroup", "AliasReport", "Apart", "PoolSharing", "aliases", "aliases_of", "same_memory", "shared_bytes"]
+__all__ = [
+    "AliasGroup",
+    "AliasReport",
+    "Apart",
+    "PoolSharing",
+    "aliases",
+    "aliases_of",
+    "same_memory",
+    "shared_bytes",
+]
 
 _BOUND_ROLES = ("parameter", "gradient", "auxiliary", "data", "label", "state", "input_gradient", "other")
 
@@ -80,7 +89,7 @@ class Apart:
 
 @dataclass(frozen=True)
 class PoolSharing:
-    """The working pools on one context: blocks and bytes once, and ``declared`` as each bucket's pool lists them."""
+    """The working pools on one context: bytes once, and ``declared`` as each bucket's pool lists them."""
 
     context: str
     blocks: int
@@ -94,7 +103,7 @@ class PoolSharing:
 
 @dataclass(frozen=True)
 class AliasReport:
-    """All arrays of some sources, the groups with more than one array, and what could have been shared but is not."""
+    """The groups with more than one array, and what could have been shared but is not."""
 
     records: tuple[ArrayRecord, ...]
     groups: tuple[AliasGroup, ...]
@@ -104,7 +113,7 @@ class AliasReport:
 
     @property
     def saved(self) -> int:
-        """Bytes that the arrays of ``groups`` would need more if each had memory of its own; pools are apart."""
+        """Bytes more that the arrays would need if each had its own memory; pools are apart."""
         return sum(group.saved for group in self.groups)
 
     @property
@@ -134,7 +143,8 @@ class AliasReport:
 
 
 def aliases(*sources: Any, **named: Any) -> AliasReport:
-    """Which arrays of the sources are the same memory, across buckets, contexts and roles; and which are not, and why.
+    """Which arrays of the sources are the same memory, across buckets, contexts and roles; and which are not,
+    and why.
 
     >>> a = mx.nd.zeros((10, 4))
     >>> aliases([a, a[2:5]]).groups[0].names
@@ -172,7 +182,9 @@ def _apart(shot: Snapshot) -> tuple[Apart, ...]:
     alike: dict[tuple[int, str, str, str], dict[Hashable, ArrayRecord]] = defaultdict(dict)
     for record in shot.records:
         if record.role in _BOUND_ROLES and record.context_index >= 0:
-            alike[record.context_index, record.context, record.role, record.name].setdefault(record.bucket, record)
+            alike[record.context_index, record.context, record.role, record.name].setdefault(
+                record.bucket, record
+            )
     found = []
     for (_, context, role, name), by_bucket in alike.items():
         if len({record.group for record in by_bucket.values()}) > 1:
@@ -204,7 +216,9 @@ def _reason(records: list[ArrayRecord]) -> str:
         first_of_group.setdefault(record.group, record)
     sizes = [record.bytes for record in first_of_group.values()]
     if sizes == sorted(sizes) and len(set(sizes)) > 1 and first.role in ("data", "label", "state"):
-        return "a later bucket needed more than was there, so it was allocated anew and the earlier kept its own"
+        return (
+            "a later bucket needed more than was there, so it was allocated anew and the earlier kept its own"
+        )
     if len({record.shape for record in records}) > 1:
         return "of other shapes"
     return "bound without sharing"
@@ -213,10 +227,10 @@ def _reason(records: list[ArrayRecord]) -> str:
 def same_memory(a: Any, b: Any) -> bool:
     """Whether two NDArrays are the very same bytes, so that writing all of one writes all of the other.
 
-    Holds for reshapes, for equal views at an offset, for sparse arrays in all their parts, for arrays that are not
-    allocated yet and for memory lent by numpy or DLPack. False for arrays that only overlap: see :func:`shared_bytes`.
-    Writes nothing and waits for nothing. Raises TypeError for what is no NDArray, RuntimeError where memory cannot
-    be seen.
+    Holds for reshapes, for equal views at an offset, for sparse arrays in all their parts, for arrays that
+    are not allocated yet and for memory lent by numpy or DLPack. False for arrays that only overlap: see
+    :func:`shared_bytes`. Writes nothing and waits for nothing. Raises TypeError for what is no NDArray,
+    RuntimeError where memory cannot be seen.
 
     >>> a = mx.nd.zeros((10, 4))
     >>> same_memory(a, a.reshape((4, 10))), same_memory(a[2:5], a[2:5]), same_memory(a, a[2:5])
@@ -259,5 +273,7 @@ def _both(a: Any, b: Any) -> tuple[Any, Any]:
             raise TypeError(f"{name} is a {type(array).__name__}; give an mx.nd.NDArray")
     found = places([a, b])
     if not found.seen.all():
-        raise RuntimeError(f"cannot see where the arrays lie: {layout().reason or 'one of them is being changed'}")
+        raise RuntimeError(
+            f"cannot see where the arrays lie: {layout().reason or 'one of them is being changed'}"
+        )
     return found[0], found[1]

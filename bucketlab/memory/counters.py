@@ -1,14 +1,16 @@
 """What the engine has allocated on each context, to the byte, by its own counters.
 
-mxnet counts allocations only while its memory profiler runs, so this is opt-in: :func:`start`, before the first array.
-The counters are read in place, without the profiler's own report, which rounds. Limits of the engine, kept here:
+mxnet counts allocations only while its memory profiler runs, so this is opt-in: :func:`start`, before the
+first array. The counters are read in place, without the profiler's own report, which rounds. Limits of the
+engine, kept here:
 
 - Memory allocated before the start is not in the count, and its release is (down to zero): start first.
 - mxnet's profiler is one for the process: starting takes its configuration over.
-- With n processors there are counters for cpu(0) to cpu(n+1); the last two count pinned and shared memory as well.
-  An allocation on a later context fails while counting, so :func:`start` refuses the contexts that it is told.
-- Every allocation leaves an event in the profiler. It is told to write them away each second, into a folder that does
-  not exist, which drops them.
+- With n processors there are counters for cpu(0) to cpu(n+1); the last two count pinned and shared memory as
+  well. An allocation on a later context fails while counting, so :func:`start` refuses the contexts that it
+  is told.
+- Every allocation leaves an event in the profiler. It is told to write them away each second, into a folder
+  that does not exist, which drops them.
 """
 
 from __future__ import annotations
@@ -41,9 +43,15 @@ def start(contexts: Sequence[Any] = ()) -> None:
     if not _running:
         nowhere = os.path.join(tempfile.gettempdir(), "bucketlab-no-such-folder", "profile.json")
         mx.profiler.set_config(
-            profile_memory=True, profile_symbolic=False, profile_imperative=False, profile_api=False,
-            aggregate_stats=False, continuous_dump=True, dump_period=1, filename=nowhere,
-        )  # fmt: skip
+            profile_memory=True,
+            profile_symbolic=False,
+            profile_imperative=False,
+            profile_api=False,
+            aggregate_stats=False,
+            continuous_dump=True,
+            dump_period=1,
+            filename=nowhere,
+        )
         mx.profiler.set_state("run")
         if not _count_known_array():
             mx.profiler.set_state("stop")
@@ -54,14 +62,15 @@ def start(contexts: Sequence[Any] = ()) -> None:
         if not _running:
             mx.profiler.set_state("stop")
         raise ValueError(
-            f"contexts {', '.join(beyond)}: on this machine mxnet counts memory for cpu(0) to cpu({len(counts) - 1}) "
-            f"only, and allocating beyond them fails while it counts; use fewer contexts or go without the counters"
+            f"contexts {', '.join(beyond)}: on this machine mxnet counts memory for "
+            f"cpu(0) to cpu({len(counts) - 1}) only, and allocating beyond them fails while it counts; "
+            f"use fewer contexts or go without the counters"
         )
     _running = True
 
 
 def stop() -> None:
-    """Stop counting. The counts are then worth nothing: later allocations and releases are missing from them."""
+    """Stop counting; the counts are worth nothing from then on."""
     global _running
     if _running:
         mx.profiler.set_state("stop")
@@ -82,8 +91,9 @@ def read() -> dict[str, int] | None:
 
 
 def counter_of(context: str, counts: Mapping[str, int]) -> str | None:
-    """The counter that allocations on a context go to, None where there is none: pinned memory of every device and
-    shared memory have one counter each, and the contexts after the last processor fall on these two.
+    """The counter that allocations on a context go to, None where there is none: pinned memory of every
+    device and shared memory have one counter each, and the contexts after the last processor fall on these
+    two.
 
     >>> counter_of("cpu(1)", {"cpu(0)": 0, "cpu_pinned(0)": 0, "cpu_shared(0)": 0})
     'cpu_pinned(0)'
@@ -142,9 +152,11 @@ def _counts() -> dict[str, int] | None:
 
 
 def _named(names: np.ndarray, values: list[int]) -> dict[str, int]:
-    """By context; the engine writes them ``Memory: cpu/0`` and so on, pinned and shared memory without a number."""
+    """By context; the engine writes them ``Memory: cpu/0`` and ``Memory: cpu pinned/``."""
     counts = {}
     for raw, value in zip(names, values):
-        kind, _, number = raw.tobytes().split(b"\0")[0].decode(errors="replace").partition(": ")[2].partition("/")
+        kind, _, number = (
+            raw.tobytes().split(b"\0")[0].decode(errors="replace").partition(": ")[2].partition("/")
+        )
         counts[f"{kind.strip().replace(' ', '_')}({number or 0})"] = value
     return counts

@@ -1,4 +1,4 @@
-"""What changed between two moments: arrays that came, went, moved, changed size or changed company; and bytes."""
+"""What changed between two moments: arrays that came, went, moved or changed company, and bytes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Change:
 class SnapshotDiff:
     """Arrays by what happened to them; an array may be in several of the last three.
 
-    ``moved``: other memory (memory that was freed and taken again at the same address cannot be told from memory that
-    stayed). ``resized``: other shape, type or bytes. ``regrouped``: of the arrays that are there at both moments,
-    it shares memory with others than before.
+    ``moved``: other memory (memory that was freed and taken again at the same address cannot be told from
+    memory that stayed). ``resized``: other shape, type or bytes. ``regrouped``: of the arrays that are there
+    at both moments, it shares memory with others than before.
     """
 
     appeared: tuple[ArrayRecord, ...]
@@ -81,7 +81,7 @@ def _keyed(snapshot: Snapshot) -> dict[Key, ArrayRecord]:
 
 
 def _company(keyed: dict[Key, ArrayRecord]) -> dict[Key, frozenset[Key]]:
-    """For each array the arrays that have bytes in common with it. Pool blocks are left out: they come and go."""
+    """For each array the arrays that have bytes in common with it, blocks of pools left out."""
     members: dict[str, set[Key]] = defaultdict(set)
     for key, record in keyed.items():
         if record.role != "pool":
@@ -93,12 +93,17 @@ def diff_snapshots(before: Snapshot, after: Snapshot) -> SnapshotDiff:
     """What changed from one snapshot to a later one of the same sources; see :class:`SnapshotDiff`."""
     old, new = _keyed(before), _keyed(after)
     both = [(key, old[key], new[key]) for key in new if key in old]
-    old_company, new_company = _company({key: a for key, a, _ in both}), _company({key: b for key, _, b in both})
+    old_company, new_company = (
+        _company({key: a for key, a, _ in both}),
+        _company({key: b for key, _, b in both}),
+    )
     return SnapshotDiff(
         appeared=tuple(record for key, record in new.items() if key not in old),
         gone=tuple(record for key, record in old.items() if key not in new),
         moved=tuple(
-            Change(a, b) for _, a, b in both if (a.address, a.allocated) != (b.address, b.allocated) and a.role != "pool"
+            Change(a, b)
+            for _, a, b in both
+            if (a.address, a.allocated) != (b.address, b.allocated) and a.role != "pool"
         ),
         resized=tuple(
             Change(a, b)
@@ -126,7 +131,7 @@ class ByteChange:
 
 @dataclass(frozen=True)
 class LedgerDiff:
-    """Distinct bytes by context and role that changed, beside the engine's counters, and the arrays behind it."""
+    """Distinct bytes by context and role that changed, the engine's counters, and the arrays behind."""
 
     roles: tuple[ByteChange, ...]
     engine: tuple[ByteChange, ...]
@@ -169,7 +174,8 @@ def diff_ledgers(before: Ledger, after: Ledger) -> LedgerDiff:
             {(row.context, row.role): row.distinct for row in after.roles},
         ),
         engine=_changes(
-            {(row.counter,): row.counted for row in before.engine}, {(row.counter,): row.counted for row in after.engine}
+            {(row.counter,): row.counted for row in before.engine},
+            {(row.counter,): row.counted for row in after.engine},
         ),
         before=before.distinct,
         after=after.distinct,

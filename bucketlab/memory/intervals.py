@@ -1,4 +1,4 @@
-"""Intervals of bytes: which overlap, and how many bytes each kind of owner covers, every byte counted once."""
+"""Intervals of bytes: which overlap, and how many bytes each owner covers, every byte once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def line_up(domain: np.ndarray, start: np.ndarray, stop: np.ndarray) -> tuple[np
 
 
 def group_intervals(domain: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-    """A number for each interval ``[start, stop)``, equal for those of one domain that overlap, also through others.
+    """A number for each interval ``[start, stop)``, equal for those of one domain that overlap, also through
+    others.
 
     Intervals that only touch are apart; an empty one is alone.
 
@@ -42,7 +43,8 @@ def group_intervals(domain: np.ndarray, start: np.ndarray, stop: np.ndarray) -> 
 
 
 class Segments:
-    """The line of bytes cut wherever an interval begins or ends: within one segment all bytes have the same owners.
+    """The line of bytes cut wherever an interval begins or ends: within one segment all bytes have the same
+    owners.
 
     >>> cut = Segments(np.zeros(2, int), np.array([0, 4]), np.array([8, 10]))
     >>> cut.length.tolist(), cut.cover(np.array([0, 1]), 2).tolist()

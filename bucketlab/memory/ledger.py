@@ -1,4 +1,4 @@
-"""Every byte accounted for: by context and role, by bucket, and beside what the engine and the process say."""
+"""Every byte accounted for: by context and role, by bucket, and beside the engine's own counters."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ _OF_ALL_BUCKETS = ("optimizer", "kvstore", "host")
 class RoleBytes:
     """Bytes of one role on one context. ``declared`` sums the arrays; ``distinct`` counts each byte once.
 
-    Of a working pool ``declared`` leaves out what the outputs of its own bucket show, which would count twice. A byte that arrays of several roles show belongs to the first of them in the order of ``ROLES``. ``distinct`` is
-    ``allocated`` plus ``reserved``, which is promised and has no memory yet; ``lent`` is the part of ``allocated`` that
-    belongs to numpy or another library. The role "rest of blocks" has the bytes that no array shows, of blocks that
-    some array keeps alive.
+    Of a working pool ``declared`` leaves out what the outputs of its own bucket show, which would count
+    twice. A byte that arrays of several roles show belongs to the first of them in the order of ``ROLES``.
+    ``distinct`` is ``allocated`` plus ``reserved``, which is promised and has no memory yet; ``lent`` is the
+    part of ``allocated`` that belongs to numpy or another library. The role "rest of blocks" has the bytes
+    that no array shows, of blocks that some array keeps alive.
     """
 
     context: str
@@ -50,7 +51,8 @@ class RoleBytes:
 class BucketBytes:
     """Bytes of one bucket's arrays and pools, each byte once: ``distinct`` is ``own`` plus ``shared``.
 
-    ``new`` bytes were in no bucket bound before it. ``shared_with`` gives for each other bucket the bytes in common.
+    ``new`` bytes were in no bucket bound before it. ``shared_with`` gives for each other bucket the bytes in
+    common.
     """
 
     bucket: Hashable
@@ -66,8 +68,8 @@ class BucketBytes:
 class EngineBytes:
     """One of the engine's own counters, beside what this ledger's arrays and pools hold of it.
 
-    ``remaining`` is the engine's temporary space and arrays that were not given to this ledger. A negative one means
-    that counting began after some of these arrays were allocated.
+    ``remaining`` is the engine's temporary space and arrays that were not given to this ledger. A negative
+    one means that counting began after some of these arrays were allocated.
     """
 
     counter: str
@@ -84,7 +86,8 @@ class EngineBytes:
 class ProcessBytes:
     """The whole process: ``heap`` in use by malloc, ``resident`` in physical memory; None where not known.
 
-    ``arrays`` are the bytes of this ledger that lie in the heap, or the engine's own count where that is running.
+    ``arrays`` are the bytes of this ledger that lie in the heap, or the engine's own count where that is
+    running.
     """
 
     heap: int | None
@@ -99,7 +102,7 @@ class ProcessBytes:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Bytes of modules and arrays at one moment. ``engine`` is empty unless its counters run, see ``counters.start``."""
+    """Bytes at one moment. ``engine`` is empty unless its counters run, see ``counters.start``."""
 
     roles: tuple[RoleBytes, ...]
     buckets: tuple[BucketBytes, ...]
@@ -162,11 +165,16 @@ class Ledger:
             "saved": self.saved,
             "roles": [asdict(row) for row in self.roles],
             "buckets": [
-                {**asdict(row), "shared_with": [{"bucket": key, "bytes": size} for key, size in row.shared_with]}
+                {
+                    **asdict(row),
+                    "shared_with": [{"bucket": key, "bytes": size} for key, size in row.shared_with],
+                }
                 for row in self.buckets
             ],
             "engine": [{**asdict(row), "remaining": row.remaining} for row in self.engine],
-            "process": None if self.process is None else {**asdict(self.process), "beyond": self.process.beyond},
+            "process": None
+            if self.process is None
+            else {**asdict(self.process), "beyond": self.process.beyond},
             "notes": list(self.notes),
         }
 
@@ -182,10 +190,12 @@ class Ledger:
 
 
 def memory(*sources: Any, process: bool = False, **named: Any) -> Ledger:
-    """Where the bytes of modules, executor groups, executors and arrays are; nothing is allocated, written or awaited.
+    """Where the bytes of modules, executor groups, executors and arrays are; nothing is allocated, written or
+    awaited.
 
-    ``process=True`` adds the heap and the resident size of the process, which differ from run to run. The engine's own
-    counters stand beside the sums when ``bucketlab.memory.counters.start()`` was called before the arrays were made.
+    ``process=True`` adds the heap and the resident size of the process, which differ from run to run. The
+    engine's own counters stand beside the sums when ``bucketlab.memory.counters.start()`` was called before
+    the arrays were made.
 
     >>> a = mx.nd.zeros((10, 4))
     >>> book = memory([a, a.reshape((4, 10))])
@@ -201,13 +211,15 @@ def ledger_of(
     counted: Mapping[str, int] | None = None,
     process: tuple[int | None, int | None] | None = None,
 ) -> Ledger:
-    """The ledger of a snapshot taken before, beside counts by the engine and the process's heap and resident bytes."""
+    """The ledger of a snapshot, beside the engine's counts and the process's heap and resident bytes."""
     book = _Book(shot)
     roles = book.roles()
     engine = _engine(roles, counted or {})
     outside = None
     if process is not None:
-        arrays = sum(row.counted for row in engine) if engine else sum(row.allocated - row.lent for row in roles)
+        arrays = (
+            sum(row.counted for row in engine) if engine else sum(row.allocated - row.lent for row in roles)
+        )
         outside = ProcessBytes(*process, arrays)
     return Ledger(roles, book.buckets(), engine, outside, shot.notes + book.notes(), shot)
 
@@ -243,7 +255,9 @@ class _Book:
         role_of = {role: i for i, role in enumerate(ROLES)}
         context_of = {context: i for i, context in enumerate(self.contexts)}
         context = np.array([context_of[record.context] for record in self.records], np.int64)
-        shown = self._by_record([role_of.get(record.role, role_of["other"]) for record in self.records], len(ROLES))
+        shown = self._by_record(
+            [role_of.get(record.role, role_of["other"]) for record in self.records], len(ROLES)
+        )
         role = np.where(shown.any(axis=1), shown.argmax(axis=1), len(ROLES))
         spans = self.spans
         holder = self._by_block(context[spans.record], len(self.contexts))
@@ -258,8 +272,11 @@ class _Book:
             return [int(cell) for cell in cells]
 
         columns = (
-            sums(within), sums(allocated & within), sums(~allocated & within), sums(allocated & ~owned & within)
-        )  # fmt: skip
+            sums(within),
+            sums(allocated & within),
+            sums(~allocated & within),
+            sums(allocated & ~owned & within),
+        )
         arrays = Counter((record.context, record.role) for record in self.records)
         declared: Counter[tuple[str, str]] = Counter()
         for record in self.records:
@@ -277,14 +294,20 @@ class _Book:
                 if arrays[name, kind] or distinct:
                     rows.append(
                         RoleBytes(
-                            name, kind, arrays[name, kind], declared[name, kind], distinct + extra, has + extra,
-                            reserved, lent,
+                            name,
+                            kind,
+                            arrays[name, kind],
+                            declared[name, kind],
+                            distinct + extra,
+                            has + extra,
+                            reserved,
+                            lent,
                         )
-                    )  # fmt: skip
+                    )
         return tuple(rows)
 
     def _outputs_in_pools(self, context: str) -> int:
-        """Pool bytes that other arrays of the same bucket show: a bucket on its own would not have them twice."""
+        """Pool bytes that the same bucket's outputs show: alone it would not have them twice."""
         here = [record.context == context for record in self.records]
         keys = {key: i for i, key in enumerate(dict.fromkeys(record.bucket for record in self.records))}
         pools = [keys[r.bucket] if h and r.role == "pool" else -1 for r, h in zip(self.records, here)]
@@ -297,10 +320,13 @@ class _Book:
     def buckets(self) -> tuple[BucketBytes, ...]:
         """In the order in which they were bound. What belongs to all buckets alike is left out."""
         mine = [record.bucket is not None and record.role not in _OF_ALL_BUCKETS for record in self.records]
-        keys = list(dict.fromkeys(record.bucket for record, of_bucket in zip(self.records, mine) if of_bucket))
+        keys = list(
+            dict.fromkeys(record.bucket for record, of_bucket in zip(self.records, mine) if of_bucket)
+        )
         place = {key: i for i, key in enumerate(keys)}
         shown = self._by_record(
-            [place[record.bucket] if of_bucket else -1 for record, of_bucket in zip(self.records, mine)], len(keys)
+            [place[record.bucket] if of_bucket else -1 for record, of_bucket in zip(self.records, mine)],
+            len(keys),
         )
         length = self.segments.length
         common = shown.T.astype(np.int64) * length @ shown

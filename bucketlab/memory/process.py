@@ -12,16 +12,25 @@ class _Mallinfo2(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_size_t)
         for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
         )
-    ]  # fmt: skip
+    ]
 
 
 def heap_bytes() -> int | None:
     """Bytes in use by malloc in the whole process, None where the C library is older than glibc 2.33.
 
-    Holds the engine's arrays on CPU contexts and besides them graph structures, operator buffers, Python's objects and
-    whatever else the process allocated.
+    Holds the engine's arrays on CPU contexts and besides them graph structures, operator buffers, Python's
+    objects and whatever else the process allocated.
     """
     call = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if call is None:

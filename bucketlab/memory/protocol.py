@@ -1,8 +1,9 @@
 """What a source holds: each of its arrays by bucket, context, role and name.
 
-A source that knows its arrays defines ``held_arrays()``, which yields :class:`HeldArray`, and where it runs more
-executors than an executor group shows, ``held_pools()``, which yields :class:`HeldPool`. Modules and executor groups of
-``mx.mod``, executors, updaters, arrays and collections of these are read by the adapter in this file.
+A source that knows its arrays defines ``held_arrays()``, which yields :class:`HeldArray`, and where it runs
+more executors than an executor group shows, ``held_pools()``, which yields :class:`HeldPool`. Modules and
+executor groups of ``mx.mod``, executors, updaters, arrays and collections of these are read by the adapter in
+this file.
 """
 
 from __future__ import annotations
@@ -19,16 +20,27 @@ NDArray = mx.nd.NDArray
 __all__ = ["ROLES", "HeldArray", "HeldPool", "collect"]
 
 ROLES = (
-    "parameter", "gradient", "auxiliary", "data", "label", "state", "output", "input_gradient", "optimizer", "kvstore",
-    "host", "pool", "other",
-)  # fmt: skip
+    "parameter",
+    "gradient",
+    "auxiliary",
+    "data",
+    "label",
+    "state",
+    "output",
+    "input_gradient",
+    "optimizer",
+    "kvstore",
+    "host",
+    "pool",
+    "other",
+)
 
 
 class HeldArray(NamedTuple):
     """One array that a source holds.
 
-    ``context_index`` counts the source's contexts, -1 where it has none; ``context`` is then empty, and where the array
-    is will be read from the array itself.
+    ``context_index`` counts the source's contexts, -1 where it has none; ``context`` is then empty, and where
+    the array is will be read from the array itself.
     """
 
     bucket: Hashable
@@ -52,10 +64,11 @@ class HeldPool(NamedTuple):
 
 
 def collect(*sources: Any, **named: Any) -> tuple[list[HeldArray], list[HeldPool]]:
-    """The arrays and the working pools that the sources hold, in a fixed order; nothing is read or waited for.
+    """The arrays and the working pools that the sources hold, in a fixed order; nothing is read or waited
+    for.
 
-    With several sources the buckets of each carry its name (the keyword, else its position) so that they stay apart.
-    Raises TypeError for a source that holds nothing that can be read.
+    With several sources the buckets of each carry its name (the keyword, else its position) so that they stay
+    apart. Raises TypeError for a source that holds nothing that can be read.
 
     >>> collect(mx.nd.zeros((2,)))[0][0].role
     'other'
@@ -77,7 +90,12 @@ def collect(*sources: Any, **named: Any) -> tuple[list[HeldArray], list[HeldPool
 
 
 def _held(
-    bucket: Hashable, index: int, context: str, roles: Iterable[str], names: Iterable[str], arrays: Iterable[Any]
+    bucket: Hashable,
+    index: int,
+    context: str,
+    roles: Iterable[str],
+    names: Iterable[str],
+    arrays: Iterable[Any],
 ) -> list[HeldArray]:
     """Many at once, built by C loops: a module with thousands of arrays is read at every structural event."""
     rows = zip(repeat(bucket), repeat(index), repeat(context), roles, names, arrays)
@@ -108,8 +126,8 @@ def _arrays(source: Any) -> list[HeldArray]:
     if isinstance(source, (list, tuple)):
         return _within((str(i), value) for i, value in enumerate(source))
     raise TypeError(
-        f"cannot see the arrays of a {type(source).__name__}: give modules, executor groups, executors, updaters, "
-        f"NDArrays, lists or dicts of these, or an object with held_arrays()"
+        f"cannot see the arrays of a {type(source).__name__}: give modules, executor groups, executors, "
+        f"updaters, NDArrays, lists or dicts of these, or an object with held_arrays()"
     )
 
 
@@ -118,13 +136,16 @@ def _within(named: Iterable[tuple[str, Any]]) -> list[HeldArray]:
     pairs = [(name, value) for name, value in named if value is not None]
     for loose, group in groupby(pairs, key=lambda pair: isinstance(pair[1], NDArray)):
         if loose:
-            found += _loose(*zip(*group))
+            of = list(group)
+            found += _loose([name for name, _ in of], [array for _, array in of])
             continue
         for name, value in group:
             if isinstance(value, HeldArray):
                 found.append(value)
             else:
-                found += [_new_held((*entry[:4], f"{name}.{entry.name}", entry.array)) for entry in _arrays(value)]
+                found += [
+                    _new_held((*entry[:4], f"{name}.{entry.name}", entry.array)) for entry in _arrays(value)
+                ]
     return found
 
 
@@ -133,7 +154,7 @@ def _loose(names: Iterable[str], arrays: Iterable[Any], role: str = "other") -> 
 
 
 def _once(entries: Iterable[HeldArray]) -> list[HeldArray]:
-    """Host and optimizer arrays belong to all buckets alike: each such object is told once, and of no bucket."""
+    """Host and optimizer arrays belong to all buckets alike: each object is told once."""
     told: set[int] = set()
     found = []
     for entry in entries:
@@ -213,7 +234,9 @@ def _group_roles(group: Any) -> dict[str, str]:
     roles = dict.fromkeys(group.param_names, "parameter")
     roles.update((name, "state") for name in getattr(group, "state_names", None) or ())
     for role, attribute in (("data", "data_shapes"), ("label", "label_shapes")):
-        names = getattr(group, f"{role}_names", None) or [entry[0] for entry in getattr(group, attribute, None) or ()]
+        names = getattr(group, f"{role}_names", None) or [
+            entry[0] for entry in getattr(group, attribute, None) or ()
+        ]
         roles.update((name, role) for name in names)
     return roles
 
@@ -248,7 +271,9 @@ def _executor(
     where = str(executor._ctx) if context is None else context
     arguments = executor.arg_dict
     gradients = {name: array for name, array in executor.grad_dict.items() if array is not None}
-    gradient_roles = ("input_gradient" if roles.get(n) in ("data", "label", "state") else "gradient" for n in gradients)
+    gradient_roles = (
+        "input_gradient" if roles.get(n) in ("data", "label", "state") else "gradient" for n in gradients
+    )
     auxiliary = executor.aux_dict
     names = list(executor._symbol.list_outputs() if output_names is None else output_names)
     names += [f"output{i}" for i in range(len(names), len(executor.outputs))]
@@ -262,9 +287,11 @@ def _executor(
 
 
 def _pools(source: Any, bucket: Hashable) -> list[HeldPool]:
-    """The executors behind a source, each once: those in use, then those that a group keeps from before a reshape."""
+    """The executors behind a source, each once, those that a group keeps from before a reshape too."""
     if callable(getattr(source, "held_pools", None)):
-        return [entry._replace(bucket=bucket) if entry.bucket is None else entry for entry in source.held_pools()]
+        return [
+            entry._replace(bucket=bucket) if entry.bucket is None else entry for entry in source.held_pools()
+        ]
     if isinstance(source, (HeldArray, NDArray)):
         return []
     inner = _inner(source, bucket)

@@ -1,4 +1,4 @@
-"""One place reads the arrays of modules into plain frozen data: what there is, and what is the same memory."""
+"""One place reads a module's arrays into plain frozen data: what there is, and what is one memory."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["ArrayRecord", "MemoryGroup", "Snapshot", "Spans", "snapshot", "take"
 class ArrayRecord(NamedTuple):
     """One array at one moment. ``bytes`` is what it stores: of a sparse array what its parts take.
 
-    ``group`` is equal for arrays that have bytes in common, directly or through others; ``offset`` counts the bytes
-    from the group's first to the array's first. Blocks of working pools (role "pool") have groups of their own, p0, p1
-    and so on, though the outputs lie in them. ``allocated`` is False while the engine has only promised the memory.
-    ``context_index`` is the place among the source's contexts (-1: none). ``address`` serves to tell two moments apart
-    and is no part of the printed form.
+    ``group`` is equal for arrays that have bytes in common, directly or through others; ``offset`` counts the
+    bytes from the group's first to the array's first. Blocks of working pools (role "pool") have groups of
+    their own, p0, p1 and so on, though the outputs lie in them. ``allocated`` is False while the engine has
+    only promised the memory. ``context_index`` is the place among the source's contexts (-1: none).
+    ``address`` serves to tell two moments apart and is no part of the printed form.
     """
 
     bucket: Hashable
@@ -71,10 +71,11 @@ class MemoryGroup(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """The bytes behind a snapshot's records, by column: record, device, and from where to where in which block.
+    """The bytes behind a snapshot's records, by column: record, device, and from where to where in which
+    block.
 
-    ``domain`` is equal for spans whose addresses can be compared: those that are allocated on one device, or those of
-    one block that is not allocated yet.
+    ``domain`` is equal for spans whose addresses can be compared: those that are allocated on one device, or
+    those of one block that is not allocated yet.
     """
 
     record: np.ndarray
@@ -89,7 +90,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Arrays and memory groups at one moment, in order of first appearance. ``notes`` say what could not be seen."""
+    """Arrays at one moment, in order of first appearance; ``notes`` say what could not be seen."""
 
     records: tuple[ArrayRecord, ...]
     notes: tuple[str, ...]
@@ -144,7 +145,9 @@ def snapshot(*sources: Any, **named: Any) -> Snapshot:
     return take(arrays, pools)
 
 
-def take(arrays: Sequence[HeldArray], pools: Sequence[HeldPool] = (), proved: Layout | None = None) -> Snapshot:
+def take(
+    arrays: Sequence[HeldArray], pools: Sequence[HeldPool] = (), proved: Layout | None = None
+) -> Snapshot:
     """A snapshot of arrays and pools that were collected before; ``proved`` is what :func:`layout` found."""
     proved = layout() if proved is None else proved
     notes = []
@@ -158,10 +161,14 @@ def take(arrays: Sequence[HeldArray], pools: Sequence[HeldPool] = (), proved: La
     unseen = len(table) - int(table.seen.sum())
     if unseen:
         why = proved.reason or "their structures did not read as arrays at that moment"
-        notes.append(f"{unseen} of {len(table)} arrays: memory not seen, each object counts as its own ({why})")
+        notes.append(
+            f"{unseen} of {len(table)} arrays: memory not seen, each object counts as its own ({why})"
+        )
     blind = counts.count(None)
     if blind:
-        notes.append(f"{blind} of {len(pools)} working pools: not seen ({proved.reason or 'executor not recognised'})")
+        notes.append(
+            f"{blind} of {len(pools)} working pools: not seen ({proved.reason or 'executor not recognised'})"
+        )
     columns = list(zip(*arrays)) or [()] * 6
     more = list(zip(*blocks)) or [()] * 4
     who = [[*columns[at], *extra] for at, extra in zip((0, 1, 3, 4), more)]
@@ -185,11 +192,21 @@ def _assemble(who: Sequence[list[Any]], table: Places, notes: tuple[str, ...]) -
     records = map(
         _new_record,
         zip(
-            who[0], who[1], table.context, who[2], who[3], table.shape, table.dtype, table.storage,
-            table.nbytes.tolist(), names[label].tolist(), (start - lowest[label]).tolist(),
-            (~waiting).tolist(), start.tolist(),
+            who[0],
+            who[1],
+            table.context,
+            who[2],
+            who[3],
+            table.shape,
+            table.dtype,
+            table.storage,
+            table.nbytes.tolist(),
+            names[label].tolist(),
+            (start - lowest[label]).tolist(),
+            (~waiting).tolist(),
+            start.tolist(),
         ),
-    )  # fmt: skip
+    )
     return Snapshot(tuple(records), notes, spans, tuple(distinct.tolist()))
 
 
@@ -217,7 +234,8 @@ def _groups(table: Places, spans: Spans, pool: np.ndarray) -> tuple[np.ndarray, 
     """
     count = len(table)
     full = np.flatnonzero(spans.stop > spans.start)
-    # A record without bytes, or with memory that is not seen, is known by its owner alone: one pretended byte.
+    # A record without bytes, or with memory that is not seen, is known by its owner alone: one pretended
+    # byte.
     bare = np.ones(count, bool)
     bare[spans.record[full]] = False
     bare_rows = np.flatnonzero(bare)
@@ -230,7 +248,9 @@ def _groups(table: Places, spans: Spans, pool: np.ndarray) -> tuple[np.ndarray, 
     low = np.full(len(number), np.iinfo(np.int64).max)
     high = np.zeros(len(number), np.int64)
     np.minimum.at(low, number, begin)
-    np.maximum.at(high, number, np.concatenate([spans.stop[full], np.where(table.seen, 0, table.nbytes)[bare_rows]]))
+    np.maximum.at(
+        high, number, np.concatenate([spans.stop[full], np.where(table.seen, 0, table.nbytes)[bare_rows]])
+    )
     pieces = number.max() + 1 if len(number) else 0
     piece_bytes = high[:pieces] - low[:pieces]
 

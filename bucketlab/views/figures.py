@@ -1,4 +1,4 @@
-"""The same reports as still pictures, for notebooks that are read where no style sheet reaches. Object API only."""
+"""The reports as still pictures, for where no style sheet reaches; matplotlib's object API only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from bucketlab.views.html import PALETTE
-from bucketlab.views.tables import alias_table, byte_size, padding_of, totals_by_role
+from bucketlab.views.tables import alias_table, byte_size, number, padding_of, totals_by_role
 
 if TYPE_CHECKING:
     from bucketlab.memory.aliasing import AliasReport
@@ -45,13 +45,19 @@ def slices_figure(report: SliceReport) -> StillFigure:
         padding = padding_of(part)
         axes.barh(0, part.valid_rows, left=part.start, color=back, edgecolor=back)
         if padding:
-            axes.barh(0, padding, left=part.start + part.valid_rows, color="white", edgecolor=back, hatch="////")
+            axes.barh(
+                0, padding, left=part.start + part.valid_rows, color="white", edgecolor=back, hatch="////"
+            )
         if part.rows:
             place = (part.start + max(part.valid_rows, 0.5) / 2, 0)
             label = f"{part.context}\n{part.rows} rows"
-            axes.annotate(label, place, ha="center", va="center", color=ink if part.valid_rows else _INK, fontsize=9)
+            axes.annotate(
+                label, place, ha="center", va="center", color=ink if part.valid_rows else _INK, fontsize=9
+            )
     of = "" if report.bucket is None else f"bucket {report.bucket}: "
-    axes.set_title(f"{of}{report.rows} rows, {report.pad} padding (hatched), split {report.rule}", fontsize=10)
+    axes.set_title(
+        f"{of}{report.rows} rows, {report.pad} padding (hatched), split {report.rule}", fontsize=10
+    )
     axes.set_xlim(0, max(report.rows, 1))
     axes.set_yticks([])
     axes.set_xlabel("row of the batch", fontsize=9)
@@ -71,12 +77,22 @@ def aliases_figure(report: AliasReport, limit: int = 24, columns: int = 12) -> S
                 shared = group in shown.shared
                 axes.add_patch(
                     Rectangle(
-                        (x + 0.06, y + 0.1), 0.88, 0.8, facecolor="#dcebf5" if shared else "white",
-                        edgecolor=_BLUE if shared else "#d5d9de", linestyle="-" if shared else ":",
+                        (x + 0.06, y + 0.1),
+                        0.88,
+                        0.8,
+                        facecolor="#dcebf5" if shared else "white",
+                        edgecolor=_BLUE if shared else "#d5d9de",
+                        linestyle="-" if shared else ":",
                     )
-                )  # fmt: skip
+                )
                 axes.text(
-                    x + 0.5, y + 0.52, group, ha="center", va="center", fontsize=8, color=_INK if shared else _SOFT
+                    x + 0.5,
+                    y + 0.52,
+                    group,
+                    ha="center",
+                    va="center",
+                    fontsize=8,
+                    color=_INK if shared else _SOFT,
                 )
     axes.set_xlim(0, max(len(buckets), 1))
     axes.set_ylim(max(len(shown.rows), 1), 0)
@@ -87,7 +103,8 @@ def aliases_figure(report: AliasReport, limit: int = 24, columns: int = 12) -> S
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     figure.suptitle(
-        f"{sum(len(g.members) for g in report.groups)} arrays are {len(report.groups)} pieces of memory; "
+        f"{number(sum(len(g.members) for g in report.groups), 'array')} in "
+        f"{number(len(report.groups), 'piece')} of memory; "
         f"sharing saves {byte_size(report.saved)}",
         fontsize=10,
     )
@@ -104,9 +121,12 @@ def ledger_figure(ledger: Ledger) -> StillFigure:
         axes.barh(y, row.distinct, height=0.7, color=_BLUE)
         axes.barh(y, beyond, left=row.distinct, height=0.7, color="white", edgecolor=_GREY, hatch="////")
         axes.annotate(
-            f" {byte_size(row.distinct)} of {byte_size(row.declared)}", (row.distinct + beyond, y), va="center",
-            fontsize=8, color=_SOFT,
-        )  # fmt: skip
+            f" {byte_size(row.distinct)} of {byte_size(row.declared)}",
+            (row.distinct + beyond, y),
+            va="center",
+            fontsize=8,
+            color=_SOFT,
+        )
     labels = [f"{row.role.replace('_', ' ')} · {context}" for context, row in rows]
     axes.set_yticks(range(len(rows)), labels, fontsize=8)
     axes.set_ylim(len(rows) - 0.4, -0.6)

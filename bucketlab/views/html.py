@@ -1,6 +1,7 @@
 """Reports as HTML: one string each, with no script and no request, for notebooks, widgets and files alike.
 
-Every figure is in a real table; bars and colours only repeat it, so that a notebook whose styles are stripped reads on.
+Every figure is in a real table; bars and colours only repeat it, so that a notebook whose styles are stripped
+reads on.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from bucketlab.views.tables import (
     byte_size,
     columns_of,
     folded_apart,
+    number,
     padding_of,
     record_cells,
     shape_text,
@@ -35,15 +37,31 @@ if TYPE_CHECKING:
     from bucketlab.slicing import SliceReport
 
 __all__ = [
-    "PALETTE", "aliases_html", "diff_html", "ledger_diff_html", "ledger_html", "page_html", "slices_html",
+    "PALETTE",
+    "aliases_html",
+    "diff_html",
+    "ledger_diff_html",
+    "ledger_html",
+    "page_html",
+    "slices_html",
     "snapshot_html",
-]  # fmt: skip
+]
 
 #: Okabe and Ito's colours, which people with any colour vision tell apart, each with an ink that reads on it.
 PALETTE = (
-    ("#0072b2", "#fff"), ("#e69f00", "#1d2126"), ("#009e73", "#1d2126"), ("#cc79a7", "#1d2126"),
-    ("#56b4e9", "#1d2126"), ("#d55e00", "#1d2126"), ("#f0e442", "#1d2126"), ("#8b939c", "#1d2126"),
-)  # fmt: skip
+    ("#0072b2", "#fff"),
+    ("#e69f00", "#1d2126"),
+    ("#009e73", "#1d2126"),
+    ("#cc79a7", "#1d2126"),
+    ("#56b4e9", "#1d2126"),
+    ("#d55e00", "#1d2126"),
+    ("#f0e442", "#1d2126"),
+    ("#8b939c", "#1d2126"),
+)
+
+
+#: Stands in a cell that has nothing to say.
+NOTHING = "\N{EN DASH}"
 
 
 @lru_cache(maxsize=1)
@@ -74,24 +92,35 @@ def slices_html(report: SliceReport) -> str:
                 "colour": i % len(PALETTE),
                 "slice": f"{part.start}:{part.stop}",
                 "rows": part.rows,
+                "count": number(part.rows, "row"),
                 "valid": part.valid_rows,
                 "padding": padding_of(part),
                 "work": share(work, total),
-                "shapes": [shape_text(shapes[name]) if name in shapes else "–" for name in names],
+                "shapes": [shape_text(shapes[name]) if name in shapes else NOTHING for name in names],
             }
         )
     label = "; ".join(
-        f"{part['context']}: {part['rows']} rows" + (f", {part['padding']} padding" if part["padding"] else "")
-        for part in parts
+        f"{part.context}: {number(part.rows, 'row')}"
+        + (f", {padding_of(part)} padding" if padding_of(part) else "")
+        for part in report.contexts
     )
     return _render(
-        "slices", parts=parts, names=names, label=label, palette=PALETTE, bucket=report.bucket, rows=report.rows,
-        pad=report.pad, rule=report.rule,
-    )  # fmt: skip
+        "slices",
+        parts=parts,
+        names=names,
+        label=label,
+        palette=PALETTE,
+        bucket=report.bucket,
+        rows=number(report.rows, "row"),
+        contexts=number(len(parts), "context"),
+        pad=report.pad,
+        rule=report.rule,
+    )
 
 
 def aliases_html(report: AliasReport, limit: int = 60, columns: int = 24) -> str:
-    """Arrays by bucket, each cell labelled with its memory group; pointing or tabbing to one lights its group.
+    """Arrays by bucket, each cell labelled with its memory group; pointing or tabbing to one lights its
+    group.
 
     Shows the ``limit`` largest arrays and the first ``columns`` buckets; the rest is counted in a last row.
     """
@@ -118,12 +147,21 @@ def aliases_html(report: AliasReport, limit: int = 60, columns: int = 24) -> str
         lit=list(lit),
         buckets=shown.buckets[:columns],
         more_buckets=shown.buckets[columns:],
-        members=sum(len(group.members) for group in report.groups),
-        groups=len(report.groups),
+        more=number(len(shown.buckets[columns:]), "more bucket"),
+        members=number(sum(len(group.members) for group in report.groups), "array"),
+        groups=number(len(report.groups), "piece"),
         saved=byte_size(report.saved),
-        rest={"rows": shown.rest[0], "bytes": f"{shown.rest[1]:,}"},
+        rest={
+            "count": number(shown.rest[0], "smaller array") if shown.rest[0] else "",
+            "bytes": f"{shown.rest[1]:,}",
+        },
         pools=[
-            {"context": p.context, "blocks": p.blocks, "bytes": byte_size(p.bytes), "saved": byte_size(p.saved)}
+            {
+                "context": p.context,
+                "blocks": number(p.blocks, "block"),
+                "bytes": byte_size(p.bytes),
+                "saved": byte_size(p.saved),
+            }
             for p in report.pools
         ],
         apart=[
@@ -145,7 +183,7 @@ def _width(part: float, whole: float) -> str:
 
 
 def ledger_html(ledger: Ledger, limit: int = 16) -> str:
-    """Bytes by context and role with bars, declared against distinct; by bucket; the engine's and process's figures."""
+    """Bytes by context and role with bars, declared against distinct, then by bucket and by the engine."""
     most = max((max(row.declared, row.distinct) for row in ledger.roles), default=0)
     parts = [
         {
@@ -157,7 +195,7 @@ def ledger_html(ledger: Ledger, limit: int = 16) -> str:
                     "arrays": f"{row.arrays:,}",
                     "declared": f"{row.declared:,}",
                     "distinct": f"{row.distinct:,}",
-                    "reserved": f"{row.reserved:,}" if row.reserved else "–",
+                    "reserved": f"{row.reserved:,}" if row.reserved else NOTHING,
                     "outer": _width(max(row.declared, row.distinct), most),
                     "inner": _width(row.distinct, max(row.declared, row.distinct)),
                 }
@@ -177,7 +215,9 @@ def ledger_html(ledger: Ledger, limit: int = 16) -> str:
                 "shared": f"{bucket.shared:,}",
                 "own": f"{bucket.own:,}",
                 "new": f"{bucket.new:,}",
-                "partner": "–" if partner is None else f"{bucket_label(partner[0])} ({byte_size(partner[1])})",
+                "partner": NOTHING
+                if partner is None
+                else f"{bucket_label(partner[0])} ({byte_size(partner[1])})",
                 "outer": _width(bucket.distinct, largest),
                 "inner": _width(bucket.shared, bucket.distinct),
                 "has_own": bucket.own > 0,
@@ -227,10 +267,14 @@ def page_html(sections: Iterable[tuple[str, str]], title: str = "bucketlab", lea
 
     Titles are escaped; the sections' HTML is taken as it is.
     """
-    return _render("page", title=title, lead=lead, sections=[(heading, Markup(body)) for heading, body in sections])
+    return _render(
+        "page", title=title, lead=lead, sections=[(heading, Markup(body)) for heading, body in sections]
+    )
 
 
-def _part(title: str, aside: str, head: Sequence[str], rows: Sequence[Any], right: Sequence[int], rest: str = "") -> Any:
+def _part(
+    title: str, aside: str, head: Sequence[str], rows: Sequence[Any], right: Sequence[int], rest: str = ""
+) -> Any:
     return {"title": title, "aside": aside, "head": head, "rows": rows, "right": right, "rest": rest}
 
 
@@ -245,7 +289,7 @@ def _record_part(title: str, aside: str, records: Sequence[ArrayRecord], limit: 
         rows.append([name, bucket, context, role.replace("_", " "), *others])
     left = len(records) - len(kept)
     size = sum(record.bytes for record in records) - sum(records[i].bytes for i in kept)
-    rest = f"{left} smaller {'array' if left == 1 else 'arrays'}, {size:,} bytes" if left else ""
+    rest = f"{number(left, 'smaller array')}, {size:,} bytes" if left else ""
     return _part(title, aside, _RECORD_HEAD, rows, (6,), rest)
 
 
@@ -257,8 +301,12 @@ def snapshot_html(shot: Snapshot, limit: int = 40) -> str:
     blocks = [group for group in shot.groups if group.name.startswith("p")]
     aside = f"{size:,} bytes, each counted once"
     if blocks:
-        aside += f"; working pools: {len(blocks)} blocks, {sum(group.bytes for group in blocks):,} bytes"
-    part = _record_part(f"{len(arrays)} arrays in {groups} memory groups", aside, arrays, limit)
+        aside += (
+            f"; working pools: {number(len(blocks), 'block')}, {sum(group.bytes for group in blocks):,} bytes"
+        )
+    part = _record_part(
+        f"{number(len(arrays), 'array')} in {number(groups, 'memory group')}", aside, arrays, limit
+    )
     return _render("table", parts=[part], notes=shot.notes)
 
 
@@ -273,13 +321,15 @@ def _diff_parts(diff: SnapshotDiff, limit: int) -> list[Any]:
     ):
         named = [record for record in records if record.role != "pool"]
         if named:
-            parts.append(_record_part(f"{len(named)} arrays {title}", "", named, limit))
+            parts.append(_record_part(f"{number(len(named), 'array')} {title}", "", named, limit))
     return parts
 
 
 def diff_html(diff: SnapshotDiff, limit: int = 20) -> str:
     """Arrays by what happened to them between two moments."""
-    return _render("table", parts=_diff_parts(diff, limit), notes=[_growth(diff.bytes_before, diff.bytes_after)])
+    return _render(
+        "table", parts=_diff_parts(diff, limit), notes=[_growth(diff.bytes_before, diff.bytes_after)]
+    )
 
 
 def _growth(before: int, after: int) -> str:
@@ -289,7 +339,10 @@ def _growth(before: int, after: int) -> str:
 def ledger_diff_html(diff: LedgerDiff, limit: int = 20) -> str:
     """Bytes by context and role that changed, then the arrays behind them."""
     rows = [[" · ".join(c.label), f"{c.before:,}", f"{c.after:,}", f"{c.added:+,}"] for c in diff.roles]
-    rows += [[f"engine's counter {c.label[0]}", f"{c.before:,}", f"{c.after:,}", f"{c.added:+,}"] for c in diff.engine]
+    rows += [
+        [f"engine's counter {c.label[0]}", f"{c.before:,}", f"{c.after:,}", f"{c.added:+,}"]
+        for c in diff.engine
+    ]
     head = ("what", "before", "after", "added")
     parts = [_part("Bytes that changed", _growth(diff.before, diff.after), head, rows, (1, 2, 3))]
     return _render("table", parts=parts + _diff_parts(diff.arrays, limit), notes=[])

@@ -14,9 +14,20 @@ if TYPE_CHECKING:
     from bucketlab.slicing import ContextSlice, SliceReport
 
 __all__ = [
-    "AliasRow", "AliasTable", "alias_table", "bucket_label", "byte_size", "columns_of", "folded_apart", "padding_of",
-    "record_cells", "shape_text", "share", "totals_by_role",
-]  # fmt: skip
+    "AliasRow",
+    "AliasTable",
+    "alias_table",
+    "bucket_label",
+    "byte_size",
+    "columns_of",
+    "folded_apart",
+    "number",
+    "padding_of",
+    "record_cells",
+    "shape_text",
+    "share",
+    "totals_by_role",
+]
 
 
 def bucket_label(bucket: Hashable) -> str:
@@ -33,10 +44,21 @@ def byte_size(count: int) -> str:
     size = float(abs(count))
     for unit in ("B", "kB", "MB", "GB"):
         if size < 999.5 or unit == "GB":
-            text = f"{size:.0f}" if unit == "B" or size >= 99.95 else f"{size:.1f}" if size >= 9.995 else f"{size:.2f}"
+            text = (
+                f"{size:.0f}"
+                if unit == "B" or size >= 99.95
+                else f"{size:.1f}"
+                if size >= 9.995
+                else f"{size:.2f}"
+            )
             return f"{'-' if count < 0 else ''}{text} {unit}"
         size /= 1000
     raise AssertionError
+
+
+def number(count: int, noun: str) -> str:
+    """A count with its noun: ``1 array``, ``1,234 arrays``."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def share(part: float, whole: float) -> str:
@@ -61,7 +83,7 @@ class AliasRow:
 
 @dataclass(frozen=True)
 class AliasTable:
-    """Arrays by bucket. ``shared`` has the groups with several arrays; ``rest`` counts the rows and bytes left out."""
+    """Arrays by bucket; ``shared`` groups have several arrays, ``rest`` counts rows and bytes left out."""
 
     buckets: tuple[str, ...]
     rows: tuple[AliasRow, ...]
@@ -70,7 +92,7 @@ class AliasTable:
 
 
 def alias_table(report: AliasReport, limit: int) -> AliasTable:
-    """The report's arrays as rows by context, role and name, the ``limit`` largest of them, in their own order."""
+    """The report's arrays by context, role and name: the ``limit`` largest, in their own order."""
     records = [record for record in report.records if record.role != "pool"]
     keys = sorted(dict.fromkeys(record.bucket for record in records), key=lambda key: key is None)
     place = {key: i for i, key in enumerate(keys)}

@@ -11,6 +11,7 @@ from bucketlab.views.tables import (
     byte_size,
     columns_of,
     folded_apart,
+    number,
     padding_of,
     record_cells,
     shape_text,
@@ -32,7 +33,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[in
     lines = [list(head), *map(list, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     placed = [
-        [cell.rjust(width) if i in right else cell.ljust(width) for i, (cell, width) in enumerate(zip(line, widths))]
+        [
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths))
+        ]
         for line in lines
     ]
     return "\n".join("  ".join(line).rstrip() for line in placed)
@@ -57,7 +61,8 @@ def slices_text(report: SliceReport) -> str:
         )
     of = "" if report.bucket is None else f"bucket {report.bucket}: "
     pad = f", {report.pad} of them padding" if report.pad else ", no padding"
-    head = f"{of}{report.rows} rows over {len(report.contexts)} contexts{pad}; split {report.rule!r}"
+    cut = f"{number(report.rows, 'row')} over {number(len(report.contexts), 'context')}"
+    head = f"{of}{cut}{pad}; split {report.rule!r}"
     return head + "\n" + table(["context", "slice", "rows", "padding", "workload", *names], rows, (2, 3, 4))
 
 
@@ -69,15 +74,18 @@ def snapshot_text(shot: Snapshot, limit: int = 24) -> str:
     rows = [record_cells(arrays[i]) for i in kept]
     groups = len({record.group for record in arrays})
     lines = [
-        f"{len(arrays)} arrays in {groups} memory groups, {distinct:,} bytes, each counted once",
+        f"{number(len(arrays), 'array')} in {number(groups, 'memory group')}, "
+        f"{distinct:,} bytes, each counted once",
         table(["bucket", "context", "role", "name", "shape", "type", "bytes", "memory"], rows, (6,)),
     ]
     if len(arrays) > len(kept):
         rest = sum(arrays[i].bytes for i in range(len(arrays)) if i not in set(kept))
-        lines.append(f"and {len(arrays) - len(kept)} smaller arrays, {rest:,} bytes")
+        lines.append(f"and {number(len(arrays) - len(kept), 'smaller array')}, {rest:,} bytes")
     blocks = [group for group in shot.groups if group.name.startswith("p")]
     if blocks:
-        lines.append(f"working pools: {len(blocks)} blocks, {sum(group.bytes for group in blocks):,} bytes")
+        lines.append(
+            f"working pools: {number(len(blocks), 'block')}, {sum(group.bytes for group in blocks):,} bytes"
+        )
     return "\n".join([*lines, *_notes(shot.notes)])
 
 
@@ -89,7 +97,10 @@ def aliases_text(report: AliasReport, limit: int = 24, columns: int = 10) -> str
     """Arrays by bucket with the memory group of each; groups that several arrays share carry a star."""
     shown = alias_table(report, limit)
     arrays = sum(len(group.members) for group in report.groups)
-    head = f"{arrays} arrays share {len(report.groups)} memory groups; sharing saves {report.saved:,} bytes"
+    head = (
+        f"{number(arrays, 'array')} share {number(len(report.groups), 'memory group')}; "
+        f"sharing saves {report.saved:,} bytes"
+    )
     buckets = list(shown.buckets[:columns])
     rows = []
     for row in shown.rows:
@@ -97,13 +108,16 @@ def aliases_text(report: AliasReport, limit: int = 24, columns: int = 10) -> str
         rows.append([row.context, row.role, row.name, f"{row.bytes:,}", *cells[:columns]])
     lines = [head, table(["context", "role", "name", "bytes", *buckets], rows, (3,))]
     if len(shown.buckets) > columns:
-        lines.append(f"and {len(shown.buckets) - columns} more buckets: {', '.join(shown.buckets[columns:])}")
+        lines.append(
+            f"and {number(len(shown.buckets) - columns, 'more bucket')}: {', '.join(shown.buckets[columns:])}"
+        )
     if shown.rest[0]:
-        lines.append(f"and {shown.rest[0]} smaller arrays, {shown.rest[1]:,} bytes")
+        lines.append(f"and {number(shown.rest[0], 'smaller array')}, {shown.rest[1]:,} bytes")
     if report.groups:
         lines.append("* memory that several arrays share")
     lines += [
-        f"working pool on {pool.context}: {pool.blocks} blocks, {pool.bytes:,} bytes, saves {pool.saved:,}"
+        f"working pool on {pool.context}: {number(pool.blocks, 'block')}, "
+        f"{pool.bytes:,} bytes, saves {pool.saved:,}"
         for pool in report.pools
     ]
     if report.apart:
@@ -118,7 +132,14 @@ def aliases_text(report: AliasReport, limit: int = 24, columns: int = 10) -> str
 def ledger_text(ledger: Ledger, limit: int = 12) -> str:
     """Bytes by context and role, by bucket, and beside what the engine and the process count."""
     rows = [
-        [row.context, row.role, f"{row.arrays:,}", f"{row.declared:,}", f"{row.distinct:,}", f"{row.reserved:,}"]
+        [
+            row.context,
+            row.role,
+            f"{row.arrays:,}",
+            f"{row.declared:,}",
+            f"{row.distinct:,}",
+            f"{row.reserved:,}",
+        ]
         for row in ledger.roles
     ]
     rows.append(
@@ -133,21 +154,33 @@ def ledger_text(ledger: Ledger, limit: int = 12) -> str:
     )
     lines = [
         f"{ledger.distinct:,} bytes ({byte_size(ledger.distinct)}), each counted once; "
-        f"{ledger.declared:,} declared; sharing saves {ledger.saved:,} ({share(ledger.saved, ledger.declared)})",
+        f"{ledger.declared:,} declared; "
+        f"sharing saves {ledger.saved:,} ({share(ledger.saved, ledger.declared)})",
         table(["context", "role", "arrays", "declared", "distinct", "not yet allocated"], rows, (2, 3, 4, 5)),
     ]
     if ledger.buckets:
         cells = [
-            [bucket_label(row.bucket), *(f"{size:,}" for size in (row.distinct, row.own, row.shared, row.new))]
+            [
+                bucket_label(row.bucket),
+                *(f"{size:,}" for size in (row.distinct, row.own, row.shared, row.new)),
+            ]
             for row in ledger.buckets[:limit]
         ]
         lines += ["", table(["bucket", "distinct", "own", "shared", "new when bound"], cells, (1, 2, 3, 4))]
         if len(ledger.buckets) > limit:
             left = ledger.buckets[limit:]
-            lines.append(f"and {len(left)} more buckets, {sum(row.new for row in left):,} bytes new when bound")
+            lines.append(
+                f"and {number(len(left), 'more bucket')}, "
+                f"{sum(row.new for row in left):,} bytes new when bound"
+            )
     if ledger.engine:
-        cells = [[row.counter, f"{row.counted:,}", f"{row.held:,}", f"{row.remaining:,}"] for row in ledger.engine]
-        lines += ["", table(["engine's counter", "counted", "held by the above", "remaining"], cells, (1, 2, 3))]
+        cells = [
+            [row.counter, f"{row.counted:,}", f"{row.held:,}", f"{row.remaining:,}"] for row in ledger.engine
+        ]
+        lines += [
+            "",
+            table(["engine's counter", "counted", "held by the above", "remaining"], cells, (1, 2, 3)),
+        ]
     lent = sum(row.lent for row in ledger.roles)
     if lent:
         lines.append(f"of these {lent:,} bytes belong to numpy or another library, not to the engine")
@@ -167,7 +200,10 @@ def process_lines(ledger: Ledger) -> list[tuple[str, str]]:
 
     return [
         ("process heap in use (malloc)", figure(process.heap)),
-        ("of it beyond arrays and pools: graphs, operator buffers, Python, libraries", figure(process.beyond)),
+        (
+            "of it beyond arrays and pools: graphs, operator buffers, Python, libraries",
+            figure(process.beyond),
+        ),
         ("process resident in physical memory", figure(process.resident)),
     ]
 
@@ -184,7 +220,11 @@ def diff_text(diff: SnapshotDiff, limit: int = 12) -> str:
     for title, records in (("appeared", diff.appeared), ("gone", diff.gone)):
         if records:
             lines += [f"{title}: {len(records)}", *_changed([r for r in records if r.role != "pool"], limit)]
-    for title, changes in (("moved", diff.moved), ("resized", diff.resized), ("changed group", diff.regrouped)):
+    for title, changes in (
+        ("moved", diff.moved),
+        ("resized", diff.resized),
+        ("changed group", diff.regrouped),
+    ):
         if changes:
             lines += [f"{title}: {len(changes)}", *_changed([change.after for change in changes], limit)]
     return "\n".join(lines if diff else [*lines, "no array changed"])
@@ -196,6 +236,9 @@ def ledger_diff_text(diff: LedgerDiff) -> str:
     rows = [[*c.label, f"{c.before:,}", f"{c.after:,}", f"{c.added:+,}"] for c in diff.roles]
     if rows:
         lines.append(table(["context", "role", "before", "after", "added"], rows, (2, 3, 4)))
-    lines += [f"engine's counter {c.label[0]}: {c.before:,} before, {c.after:,} after ({c.added:+,})" for c in diff.engine]
+    lines += [
+        f"engine's counter {c.label[0]}: {c.before:,} before, {c.after:,} after ({c.added:+,})"
+        for c in diff.engine
+    ]
     arrays = diff_text(diff.arrays).split("\n", 1)
     return "\n".join([*lines, *arrays[1:]])

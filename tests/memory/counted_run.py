@@ -1,4 +1,4 @@
-"""Runs in a process of its own, as the engine's counters want: prints what they and the ledger say as JSON."""
+"""Runs in a process of its own, as the engine's counters want, and prints what they say as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def random_arrays(count: int):
     """Dense arrays of many types on two contexts; some are views, promised only, lent, or sparse."""
     draw = random.Random(5)
     arrays = []
-    for i in range(count):
+    for _ in range(count):
         context = mx.cpu(draw.randrange(2))
         shape = tuple(draw.randint(1, 9) for _ in range(draw.randint(1, 5)))
         dtype = draw.choice(["float32", "float64", "float16", "int8", "int64"])

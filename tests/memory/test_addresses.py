@@ -18,7 +18,9 @@ def test_this_wheel_passes_the_self_check():
     assert layout() == Layout(dense=True, sparse=True, reason="")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"]
+)
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 3, 4, 5), (1, 2, 1, 2, 3), (0, 4)])
 def test_shape_type_and_bytes_are_those_of_mxnet(shape, dtype):
     array = mx.nd.empty(shape, dtype=dtype, ctx=mx.cpu(1)) if 0 not in shape else None
@@ -161,7 +163,7 @@ def test_a_giver_does_not_claim_the_blocks_that_a_taker_added():
     first = small_executor()
     before, _ = pool_places([first])
     second = first._symbol.simple_bind(mx.cpu(1), data=(64, 6), shared_exec=first)
-    found, (one, two) = pool_places([first, second])
+    found, (one, _) = pool_places([first, second])
     assert one == len(before)
     added = set(found.owner.tolist()) - set(before.owner.tolist())
     assert added and not added & set(found.owner[:one].tolist())

@@ -43,7 +43,9 @@ def test_numpy_and_dlpack_lend_the_same_memory():
 
 
 def test_arrays_without_memory_are_told_apart_by_their_owner():
-    made = [mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle((8,), mx.cpu(), True, np.float32)) for _ in range(2)]
+    made = [
+        mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle((8,), mx.cpu(), True, np.float32)) for _ in range(2)
+    ]
     assert same_memory(made[0], made[0].reshape((2, 4)))
     assert same_memory(made[0][2:4], made[0][2:4])
     assert not same_memory(made[0][2:4], made[0][4:6])
@@ -107,9 +109,16 @@ def two_groups(sparse: bool):
         data, label = [("data", (4, length))], [("softmax_label", (4,))]
         names = [name for name in symbol.list_arguments() if name not in ("data", "softmax_label")]
         return mx.module.executor_group.DataParallelExecutorGroup(
-            symbol, [mx.cpu(0), mx.cpu(1)], [1, 1], data, label, names, for_training=True, inputs_need_grad=False,
+            symbol,
+            [mx.cpu(0), mx.cpu(1)],
+            [1, 1],
+            data,
+            label,
+            names,
+            for_training=True,
+            inputs_need_grad=False,
             shared_group=shared,
-        )  # fmt: skip
+        )
 
     first = group(6, None)
     return first, group(4, first)
@@ -142,7 +151,10 @@ def test_a_row_sparse_gradient_stays_apart_and_says_why():
     first, second = two_groups(sparse=True)
     report = aliases(long=first, short=second)
     apart = [entry for entry in report.apart if entry.role == "gradient"]
-    assert [(entry.context, entry.name) for entry in apart] == [("cpu(0)", "embed_weight"), ("cpu(1)", "embed_weight")]
+    assert [(entry.context, entry.name) for entry in apart] == [
+        ("cpu(0)", "embed_weight"),
+        ("cpu(1)", "embed_weight"),
+    ]
     assert apart[0].reason == "row_sparse: every bind makes its own gradient"
     assert apart[0].buckets == ("long", "short")
     shared = {(group.roles[0], group.names[0]) for group in report.groups}
@@ -153,9 +165,16 @@ def test_a_later_larger_bucket_gets_inputs_of_its_own():
     first = two_groups(sparse=False)[1]
     symbol = first.symbol
     second = mx.module.executor_group.DataParallelExecutorGroup(
-        symbol, first.contexts, [1, 1], [("data", (4, 9))], [("softmax_label", (4,))], first.param_names, True, False,
+        symbol,
+        first.contexts,
+        [1, 1],
+        [("data", (4, 9))],
+        [("softmax_label", (4,))],
+        first.param_names,
+        True,
+        False,
         shared_group=first,
-    )  # fmt: skip
+    )
     report = aliases(short=first, long=second)
     assert [(entry.role, entry.context) for entry in report.apart] == [("data", "cpu(0)"), ("data", "cpu(1)")]
     assert "needed more than was there" in report.apart[0].reason

@@ -15,14 +15,19 @@ from bucketlab.memory import counters
 @pytest.fixture(scope="module")
 def run():
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("counted_run.py"))], capture_output=True, text=True, timeout=120
+        [sys.executable, str(Path(__file__).with_name("counted_run.py"))],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_a_context_without_a_counter_is_refused(run):
-    assert run["refused"].startswith("contexts cpu(63): on this machine mxnet counts memory for cpu(0) to cpu(")
+    assert run["refused"].startswith(
+        "contexts cpu(63): on this machine mxnet counts memory for cpu(0) to cpu("
+    )
     assert run["running after refusal"] is False
 
 

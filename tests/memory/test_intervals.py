@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from bucketlab.memory.intervals import Segments, group_intervals
 
-intervals = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 25), st.integers(0, 6), st.integers(0, 3)), max_size=12)
+intervals = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 25), st.integers(0, 6), st.integers(0, 3)), max_size=12
+)
 
 
 def columns(found):

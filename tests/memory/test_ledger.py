@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 import pytest
-import memory_runs as runs
 
+import memory_runs as runs
 from bucketlab import mx
 from bucketlab.memory import HeldArray, memory, snapshot
 from bucketlab.memory.addresses import Layout
@@ -55,16 +55,18 @@ def test_a_byte_of_several_roles_belongs_to_the_first():
     a = mx.nd.zeros((10,))
     ledger = memory([held(None, "output", "o", a[0:6]), held(None, "parameter", "w", a[4:10])])
     assert [(row.role, row.declared, row.distinct) for row in ledger.roles] == [
-        ("parameter", 24, 24), ("output", 24, 16)
-    ]  # fmt: skip
+        ("parameter", 24, 24),
+        ("output", 24, 16),
+    ]
     assert ledger.saved == 8
 
 
 def test_the_rest_of_a_block_that_a_view_keeps_is_shown():
     ledger = memory([held("a", "data", "x", mx.nd.zeros((100,))[10:20])])
     assert [(row.role, row.declared, row.distinct) for row in ledger.roles] == [
-        ("data", 40, 40), ("rest of blocks", 0, 360)
-    ]  # fmt: skip
+        ("data", 40, 40),
+        ("rest of blocks", 0, 360),
+    ]
     assert (ledger.distinct, ledger.saved) == (400, 0)
     assert ledger.buckets[0].distinct == 40
 
@@ -72,7 +74,9 @@ def test_the_rest_of_a_block_that_a_view_keeps_is_shown():
 def test_nothing_at_all():
     ledger = memory([])
     assert (ledger.roles, ledger.buckets, ledger.distinct) == ((), (), 0)
-    assert repr(ledger).splitlines()[0] == "0 bytes (0 B), each counted once; 0 declared; sharing saves 0 (0 %)"
+    assert (
+        repr(ledger).splitlines()[0] == "0 bytes (0 B), each counted once; 0 declared; sharing saves 0 (0 %)"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +103,9 @@ def test_a_real_run_by_role(run):
 def test_buckets_add_up(run):
     _, ledger = run
     in_buckets = sum(
-        row.distinct for row in ledger.roles if row.role not in ("optimizer", "host", "kvstore", "rest of blocks")
+        row.distinct
+        for row in ledger.roles
+        if row.role not in ("optimizer", "host", "kvstore", "rest of blocks")
     )
     assert sum(bucket.new for bucket in ledger.buckets) == in_buckets
     for bucket in ledger.buckets:
@@ -179,6 +185,6 @@ def test_where_memory_is_not_seen_the_ledger_gives_bounds():
     assert (ledger.declared, ledger.distinct) == (80, 80)
     assert ledger.notes == (
         "2 of 2 arrays: memory not seen, each object counts as its own (another layout)",
-        "of the distinct bytes, 80 are an upper bound: as much as if nothing unseen were shared; 40 if all of one "
-        "context, role and name are the same memory",
+        "of the distinct bytes, 80 are an upper bound: as much as if nothing unseen were shared; "
+        "40 if all of one context, role and name are the same memory",
     )

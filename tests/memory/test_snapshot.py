@@ -1,12 +1,12 @@
-"""What a snapshot tells of known arrays and of every role of a real run, and what a later one finds changed."""
+"""What a snapshot tells of known arrays and of a real run, and what a later one finds changed."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
 import pytest
-import memory_runs as runs
 
+import memory_runs as runs
 from bucketlab import mx
 from bucketlab.memory import HeldArray, snapshot
 from bucketlab.memory.addresses import Layout
@@ -72,15 +72,28 @@ def test_every_role_of_a_real_run(module):
         for record in shot.records
         if record.role != "pool"
     }
-    parameters = {"embed_weight": (12, 5), "fc_weight": (6, 5), "fc_bias": (6,), "bn_gamma": (6,), "bn_beta": (6,),
-                  "out_weight": (3, 6), "out_bias": (3,)}  # fmt: skip
+    parameters = {
+        "embed_weight": (12, 5),
+        "fc_weight": (6, 5),
+        "fc_bias": (6,),
+        "bn_gamma": (6,),
+        "bn_beta": (6,),
+        "out_weight": (3, 6),
+        "out_bias": (3,),
+    }
     auxiliary = {"bn_moving_mean": (6,), "bn_moving_var": (6,)}
     expected = {}
     for length in (8, 5):
         for i in (0, 1):
-            roles = {"parameter": parameters, "gradient": parameters, "auxiliary": auxiliary,
-                     "data": {"data": (2, length)}, "label": {"softmax_label": (2,)}, "state": {"memory": (2, 6)},
-                     "output": {"softmax_output": (2, 3)}}  # fmt: skip
+            roles = {
+                "parameter": parameters,
+                "gradient": parameters,
+                "auxiliary": auxiliary,
+                "data": {"data": (2, length)},
+                "label": {"softmax_label": (2,)},
+                "state": {"memory": (2, 6)},
+                "output": {"softmax_output": (2, 3)},
+            }
             expected.update({(length, i, role, n): s for role, of in roles.items() for n, s in of.items()})
     expected.update({(None, -1, "host", n): s for n, s in {**parameters, **auxiliary}.items()})
     optimizer = {key: shape for key, shape in shapes.items() if key[2] == "optimizer"}
@@ -114,9 +127,13 @@ def test_groups_are_named_by_first_appearance(module):
 
 
 def test_input_gradients_and_fixed_parameters():
-    symbol, data, label = runs.sym_gen(4)
-    module = mx.mod.Module(mx.sym.LinearRegressionOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2,
-                           name="fc"), name="end"), label_names=["end_label"], fixed_param_names=["fc_weight"])  # fmt: skip
+    module = mx.mod.Module(
+        mx.sym.LinearRegressionOutput(
+            mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc"), name="end"
+        ),
+        label_names=["end_label"],
+        fixed_param_names=["fc_weight"],
+    )
     module.bind([("data", (3, 4))], [("end_label", (3, 2))], inputs_need_grad=True)
     roles = {(record.role, record.name) for record in snapshot(module).records if record.role != "pool"}
     assert ("input_gradient", "data") in roles and ("gradient", "fc_bias") in roles
@@ -137,10 +154,10 @@ def test_a_module_that_is_not_bound_holds_nothing():
 
 
 def test_modules_in_a_sequence_keep_apart():
-    first = mx.mod.Module(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="a"), label_names=None)
-    last = mx.mod.Module(
-        mx.sym.SoftmaxOutput(mx.sym.Variable("data"), name="softmax"), data_names=["data"]
+    first = mx.mod.Module(
+        mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="a"), label_names=None
     )
+    last = mx.mod.Module(mx.sym.SoftmaxOutput(mx.sym.Variable("data"), name="softmax"), data_names=["data"])
     module = mx.mod.SequentialModule().add(first).add(last, take_labels=True, auto_wiring=True)
     module.bind([("data", (2, 4))], [("softmax_label", (2,))])
     found = {record.bucket for record in snapshot(module).records if record.role != "host"}
@@ -151,18 +168,25 @@ def test_several_sources_carry_their_names(module):
     a = mx.nd.zeros((2,))
     by_position = snapshot(module, {"a": a})
     assert {record.bucket for record in by_position.records} == {
-        "source 0", "source 0/8", "source 0/5", "source 1"
-    }  # fmt: skip
+        "source 0",
+        "source 0/8",
+        "source 0/5",
+        "source 1",
+    }
     by_name = snapshot(a, a, mine=[a])
     assert [(record.bucket, record.name) for record in by_name.records] == [
-        (None, "array 0"), (None, "array 1"), ("mine", "0")
-    ]  # fmt: skip
+        (None, "array 0"),
+        (None, "array 1"),
+        ("mine", "0"),
+    ]
     assert {record.group for record in by_name.records} == {"m0"}
 
 
 def test_a_source_may_tell_its_arrays_itself():
     array = mx.nd.zeros((3,))
-    source = SimpleNamespace(held_arrays=lambda: iter([HeldArray("b", 0, "cpu(0)", "kvstore", "copy", array)]))
+    source = SimpleNamespace(
+        held_arrays=lambda: iter([HeldArray("b", 0, "cpu(0)", "kvstore", "copy", array)])
+    )
     record = snapshot(source).records[0]
     assert (record.bucket, record.role, record.name, record.bytes) == ("b", "kvstore", "copy", 12)
 
@@ -171,8 +195,9 @@ def test_an_updater_is_a_source():
     updater = mx.optimizer.get_updater(mx.optimizer.Adam(param_idx2name={0: "w"}))
     updater(0, mx.nd.ones((2, 2)), mx.nd.ones((2, 2)))
     assert [(r.role, r.name, r.bytes) for r in snapshot(updater).records] == [
-        ("optimizer", "w.0", 16), ("optimizer", "w.1", 16)
-    ]  # fmt: skip
+        ("optimizer", "w.0", 16),
+        ("optimizer", "w.1", 16),
+    ]
 
 
 def test_what_holds_no_arrays_is_refused():
@@ -196,7 +221,9 @@ def test_without_proof_every_array_is_its_own_and_the_note_says_so():
     # The very same object is known to be the same memory; a view is not.
     assert [record.group for record in shot.records] == ["m0", "m0", "m1"]
     assert [group.bytes for group in shot.groups] == [160, 48]
-    assert shot.notes == ("3 of 3 arrays: memory not seen, each object counts as its own (the layout is another)",)
+    assert shot.notes == (
+        "3 of 3 arrays: memory not seen, each object counts as its own (the layout is another)",
+    )
 
 
 def test_diff_names_what_came_went_moved_and_changed_company():
