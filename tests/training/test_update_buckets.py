@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from update_runs import COLUMNS, Ours, assert_same, batches, cpus, first_values, mlp, reference
 
 from bucketlab import mx
 from bucketlab._calls import OperatorCall
@@ -12,6 +11,7 @@ from bucketlab.errors import NotReadyError
 from bucketlab.training.exchange import make_optimizer, open_exchange
 from bucketlab.training.flat import FlatParameters, ParamSpec
 from bucketlab.training.update import Update
+from update_runs import COLUMNS, Ours, assert_same, batches, cpus, first_values, mlp, reference
 
 ROWS = 8
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from update_runs import Ours, assert_same, batches, cpus, first_values, mixed, mlp, reference
 
 from bucketlab import mx
+from update_runs import Ours, assert_same, batches, cpus, first_values, mixed, mlp, reference
 
 ROWS = 24
 FUSED = {

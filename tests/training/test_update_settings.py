@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from update_runs import Ours, assert_same, batches, cpus, first_values, mlp, reference
 
 from bucketlab import mx
 from bucketlab.training.kernels import exact_text
+from update_runs import Ours, assert_same, batches, cpus, first_values, mlp, reference
 
 ROWS = 8
 SYMBOL = mlp()
