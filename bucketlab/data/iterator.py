@@ -19,7 +19,7 @@ from bucketlab.data.arguments import (
     data_names,
     length_text,
 )
-from bucketlab.data.batch import BucketBatch
+from bucketlab.data.batch import BucketBatch, on_host
 from bucketlab.data.batching import Budget, evened
 from bucketlab.data.keys import Key, assign, check_keys, key_size, key_text
 from bucketlab.data.padding import Padder
@@ -109,7 +109,7 @@ class BucketIter(mx.io.DataIter):
             raise DataError(f"end is {self.end}, which is ignore_label: it would never count")
         for name, kind in (("dtype", self.dtype), ("label_dtype", self.label_dtype)):
             check_exact(name, kind, source.largest_id)
-        self._source = source
+        self._source, self._lengths = source, lengths
         self._padder = Padder(source, self.pad_id, self.ignore_label, self.begin, self.end)
 
         planned = plan if isinstance(plan, BucketPlan) else None
@@ -223,16 +223,17 @@ class BucketIter(mx.io.DataIter):
         rows, real = step.rows, step.rows[: len(step.rows) - step.pad]
         arrays, label = self._padder.arrays(rows, key, step.pad)
         provide_data, provide_label = self.provide(key, len(rows))
-        turn = (lambda a: np.ascontiguousarray(a.T)) if self.layout == "TN" else (lambda a: a)
+        if self.layout == "TN":
+            arrays, label = [a.T for a in arrays], label.T
         return BucketBatch(
-            [mx.nd.array(turn(a), dtype=self.dtype) for a in arrays],
-            [mx.nd.array(turn(label), dtype=self.label_dtype)],
+            [on_host(a, self.dtype) for a in arrays],
+            [on_host(label, self.label_dtype)],
             bucket_key=key,
             pad=step.pad,
             index=rows.copy(),
             provide_data=provide_data,
             provide_label=provide_label,
-            valid_tokens=int(self._source.lengths[real].sum()),
+            valid_tokens=int(self._lengths[real].sum()),
             valid_labels=int((label != self.ignore_label).sum()),
             rows_per_context=self._rows_per_context[len(rows)],
         )
@@ -247,7 +248,7 @@ class BucketIter(mx.io.DataIter):
     @property
     def dropped_why(self) -> dict[str, int]:
         """:attr:`dropped` by reason."""
-        short = self._source.lengths.reshape(len(self._source), -1).min(axis=1) < 1
+        short = self._lengths.reshape(len(self._source), -1).min(axis=1) < 1
         left = sum(self._schedule.left(b) for b in range(len(self.bucket_keys))) if self.last == "drop" else 0
         return {
             "longer than every bucket": int(((self._assigned < 0) & ~short).sum()),
@@ -306,7 +307,7 @@ class BucketIter(mx.io.DataIter):
         for b, key in enumerate(self.bucket_keys):
             members = self._schedule.members[b]
             computed = len(members) * key_size(key)
-            padding = share(computed - int(self._source.lengths[members].sum()), computed)
+            padding = share(computed - int(self._lengths[members].sum()), computed)
             rows, steps = self._schedule.batch_sizes[b], self._schedule.steps(b)
             body.append([key_text(key), f"{len(members):,}", str(rows), str(steps), padding])
         return head, body
