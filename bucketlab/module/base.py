@@ -170,6 +170,8 @@ class BaseModule:
                 self.set_params(arg_params, aux_params)
                 for callback in _as_list(epoch_end_callback) if epoch_end_callback is not None else ():
                     callback(epoch, self._checkpoint_symbol(), arg_params, aux_params)
+                # Before the validation, which may use the same metric and resets it.
+                self._notify("epoch", epoch)
                 if eval_data is not None:
                     for name, value in self.score(
                         eval_data,
@@ -179,10 +181,11 @@ class BaseModule:
                         epoch=epoch,
                     ):
                         self.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
-                self._notify("epoch", epoch)
                 train_data.reset()
         except StopTraining:
             self.logger.info("Training was stopped after batch %d of epoch %d", nbatch, epoch)
+            # The next fit begins with a whole epoch.
+            train_data.reset()
 
     def _measure(self, eval_metric: Any, batch: Any) -> None:
         if isinstance(batch, list):

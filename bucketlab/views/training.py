@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment
-from markupsafe import Markup
+
+from bucketlab.views.html import _render
 
 if TYPE_CHECKING:
     from bucketlab.record.events import MetricEvent, StepEvent
     from bucketlab.record.summary import BucketTotals, RunSummary
 
-__all__ = ["curve_svg", "summary_html", "summary_text", "tick_html"]
-
-_env = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+__all__ = ["curve_html", "curves_html", "summary_html", "summary_text", "tick_html"]
 
 
 def short(value: float | None, unit: str = "") -> str:
@@ -95,43 +94,13 @@ def summary_text(summary: RunSummary) -> str:
     return "\n".join([head, *table])
 
 
-_SUMMARY = _env.from_string("""\
-<table class="bl-table bl-times"><caption>{{ caption }}</caption>
-<thead><tr>{% for column in columns %}<th scope="col">{{ column }}</th>{% endfor %}</tr></thead>
-<tbody>
-{% for cells, share in rows %}
-<tr><th scope="row">{{ cells[0] }}</th><td>{{ cells[1] }}</td><td>{{ cells[2] }}</td>\
-<td class="bl-bar" style="--share:{{ '%.1f' % (100 * share) }}%">{{ cells[3] }}</td>\
-{% for cell in cells[4:] %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}
-</tbody>
-<tfoot><tr><th scope="row">{{ total[0] }}</th>\
-{% for cell in total[1:] %}<td>{{ cell }}</td>{% endfor %}</tr></tfoot>
-</table>
-""")
-
-
 def summary_html(summary: RunSummary) -> str:
-    """The same as an HTML table. Needs no style sheet to be read; :data:`STYLE` adds the bars."""
+    """The same as an HTML table, with a bar for each bucket's share of the time."""
     if not summary.total.steps:
         return "<p>No step yet.</p>"
-    return _SUMMARY.render(
-        caption="Time and padding by bucket",
-        columns=_COLUMNS,
-        rows=_rows(summary),
-        total=_cells(summary.total, "all", 1.0),
-    )
+    rows = [(cells, f"{100 * share:.1f}") for cells, share in _rows(summary)]
+    return _render("training", columns=_COLUMNS, rows=rows, total=_cells(summary.total, "all", 1.0))
 
-
-STYLE = """\
-.bl-times td{position:relative}
-.bl-times .bl-bar{background:linear-gradient(#56b4e959,#56b4e959) no-repeat left/var(--share) 100%}
-.bl-curve{display:block;width:100%;height:auto;color:inherit;font:11px system-ui,sans-serif}
-.bl-curve text{fill:currentColor}.bl-curve .grid{stroke:currentColor;stroke-opacity:.15}
-.bl-curve .epoch{stroke:currentColor;stroke-opacity:.35;stroke-dasharray:2 3}
-.bl-curve polyline{fill:none;stroke:#0072b2;stroke-width:2;stroke-linejoin:round}
-.bl-curve circle{fill:#0072b2}
-"""
 
 # The line of figures
 
@@ -149,7 +118,7 @@ def tick_html(step: StepEvent, values: Sequence[tuple[str, float]], recent: RunS
     return _TICK.render(figures=figures)
 
 
-_TICK = _env.from_string(
+_TICK = Environment(autoescape=True).from_string(
     '<p class="bl-tick">'
     "{% for name, value in figures %}<span>{{ name }} <b>{{ value }}</b></span> {% endfor %}"
     "</p>"
@@ -157,31 +126,11 @@ _TICK = _env.from_string(
 
 # The curve
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 520, 180, 52, 12, 12, 34
-
-_CURVE = _env.from_string("""\
-<svg class="bl-curve" viewBox="0 0 {{ width }} {{ height }}" role="img" aria-label="{{ label }}">
-{% for y, text in y_ticks %}
-<line class="grid" x1="{{ left }}" x2="{{ right }}" y1="{{ y }}" y2="{{ y }}"/>
-<text x="{{ left - 6 }}" y="{{ y }}" dy=".35em" text-anchor="end">{{ text }}</text>
-{% endfor %}
-{% for x, text in x_ticks %}
-<text x="{{ x }}" y="{{ bottom + 14 }}" text-anchor="middle">{{ text }}</text>
-{% endfor %}
-{% for x in epochs %}
-<line class="epoch" x1="{{ x }}" x2="{{ x }}" y1="{{ top }}" y2="{{ bottom }}"/>
-{% endfor %}
-{% for points in lines %}
-<polyline points="{{ points }}"/>
-{% endfor %}
-<circle cx="{{ last[0] }}" cy="{{ last[1] }}" r="3"/>
-<text x="{{ (left + right) / 2 }}" y="{{ height - 4 }}" text-anchor="middle">step</text>
-</svg>
-""")
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 520, 190, 52, 12, 10, 36
 
 
-def curve_svg(readings: Sequence[MetricEvent], name: str | None = None, *, points: int = 240) -> str:
-    """One metric over the steps as an inline SVG; an empty string before any reading.
+def curve_html(readings: Sequence[MetricEvent], name: str | None = None, *, points: int = 240) -> str:
+    """One metric over the steps, drawn as an inline SVG; an empty string before any reading.
 
     A line per epoch, since a metric starts afresh in each; at most about ``points`` points in all. ``name``
     is the metric's name, by default the first.
@@ -223,7 +172,11 @@ def curve_svg(readings: Sequence[MetricEvent], name: str | None = None, *, point
         if last_step > first_step
         else [(x_of(first_step), str(first_step))]
     )
-    return _CURVE.render(
+    return _render(
+        "curve",
+        metric=name,
+        last=short(found[-1][2]),
+        step=f"{last_step:,}",
         width=_WIDTH,
         height=_HEIGHT,
         left=_LEFT,
@@ -235,7 +188,7 @@ def curve_svg(readings: Sequence[MetricEvent], name: str | None = None, *, point
         x_ticks=x_ticks,
         epochs=[line[0][0] for line in list(epochs.values())[1:]],
         lines=lines,
-        last=(x_of(last_step), y_of(found[-1][2])),
+        dot=(x_of(last_step), y_of(found[-1][2])),
     )
 
 
@@ -244,12 +197,7 @@ def _thinned(line: list[tuple[float, float]], stride: int) -> list[tuple[float, 
     return kept if kept[-1] == line[-1] else [*kept, line[-1]]
 
 
-def curves_html(readings: Sequence[MetricEvent]) -> Markup:
-    """Every metric's curve under its name."""
+def curves_html(readings: Sequence[MetricEvent]) -> str:
+    """Every metric's curve, one under the other."""
     names = dict.fromkeys(name for reading in readings for name, _ in reading.values)
-    return Markup("").join(
-        Markup("<figure class='bl-figure'><figcaption>{}</figcaption>{}</figure>").format(
-            name, Markup(curve_svg(readings, name))
-        )
-        for name in names
-    )
+    return "".join(curve_html(readings, name) for name in names)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from small_runs import Batches, batch, old_bucketing_module, old_module, three_buckets
 
 from bucketlab import mx
 from bucketlab.errors import StopTraining
 from bucketlab.record import Recorder
 from bucketlab.record.attach import attach, attached
 from bucketlab.record.batches import batch_facts
+from small_runs import Batches, batch, old_bucketing_module, old_module, three_buckets
 
 
 def steps_of(recorder: Recorder) -> list[tuple]:
