@@ -11,15 +11,20 @@ from bucketlab.module.bucketing import BucketingModule
 from bucketlab.module.module import Module
 from bucketlab.module.python import PythonLossModule, PythonModule
 from bucketlab.module.sequential import SequentialModule
+from bucketlab.record import Recorder
+from bucketlab.record.report import save_report
+from bucketlab.widgets import Lab
 
 __all__ = [
     "BaseModule",
     "BucketingModule",
     "DataParallelExecutorGroup",
+    "Lab",
     "Ledger",
     "Module",
     "PythonLossModule",
     "PythonModule",
+    "Recorder",
     "SequentialModule",
     "Snapshot",
     "aliases",
@@ -28,5 +33,6 @@ __all__ = [
     "models",
     "mx",
     "same_memory",
+    "save_report",
     "snapshot",
 ]
