@@ -153,13 +153,13 @@ def _infer_shapes(
             arguments, auxiliary = infer({**shapes, **bound})
     except mx.base.MXNetError as error:
         raise ShapeError(
-            f"the symbol {_heads(symbol)} does not fit {_words(given)}: {last_line(error)}"
+            f"the symbol {_heads(symbol)} does not fit {_words(given)} on {memory.context}: {last_line(error)}"
         ) from None
     missing = _unknown(arguments)
     if missing:
         raise ShapeError(
-            f"cannot tell the shape of {', '.join(map(repr, missing))} from {_words(given)}; name them in data_shapes or "
-            f"label_shapes, or give their variables a shape"
+            f"cannot tell the shape of {', '.join(map(repr, missing))} on {memory.context} from {_words(given)}; name them "
+            f"in data_shapes or label_shapes, or give their variables a shape"
         )
     return arguments, auxiliary
 
@@ -224,8 +224,12 @@ def bind(
     needs: Requirements,
     grad_req: Mapping[str, str],
     group2ctx: Mapping[str, Any] | None = None,
+    pool: Any = None,
 ) -> Any:
-    """An executor on the shared arrays of ``memory``, which grow by what is new."""
+    """An executor on the shared arrays of ``memory``, which grow by what is new.
+
+    ``pool`` is the executor whose working memory it borrows; without one it gets its own.
+    """
     memory.params.ensure(needs.params)
     arrays = {spec.name: memory.params.weights[spec.name] for spec in needs.params}
     grads = {spec.name: memory.params.grads[spec.name] for spec in needs.params if spec.trains}
@@ -239,20 +243,17 @@ def bind(
             memory.aux[need.name] = _fresh(need)
     aux = {need.name: memory.aux[need.name] for need in needs.aux}
     try:
-        executor = symbol.bind(
+        return symbol.bind(
             memory.context,
             [arrays[name] for name in symbol.list_arguments()],
             args_grad=grads,
             grad_req=dict(grad_req),
             aux_states=aux,
             group2ctx=dict(group2ctx) if group2ctx else None,
-            shared_exec=memory.pool,
+            shared_exec=pool,
         )
     except mx.base.MXNetError as error:
         raise ShapeError(f"the engine refused to bind {_heads(symbol)} on {memory.context}: {last_line(error)}") from None
-    if memory.pool is None:
-        memory.pool = executor
-    return executor
 
 
 def _fresh(need: ArrayNeed) -> Any:

@@ -130,10 +130,32 @@ class BoundShapes:
         return Program([BackwardCall(self.execs[i]) for i in self.active])
 
     @cached_property
+    def parts(self) -> Sequence[slice] | None:
+        """Rows of the whole batch that each context has, one after another; None where nothing counts rows."""
+        if self._flat:
+            return self.slices
+        counts = [self.shapes.context_rows(i) for i in range(len(self.shapes.data))]
+        begin, parts = 0, []
+        for count in [*counts, *[0] * (len(self.execs) - len(counts))]:
+            if count is None:
+                return None
+            parts.append(slice(begin, begin + count))
+            begin += count
+        return parts
+
+    @cached_property
     def row_axes(self) -> list[RowAxis]:
-        """Where each output has its rows."""
+        """Where each output has its rows, on the first context: in the flat form, on all of them."""
+        return self._row_axes_of(0)
+
+    @cached_property
+    def context_row_axes(self) -> list[list[RowAxis]]:
+        """The same for each active context: where every one has shapes of its own, entries for a row may differ."""
+        return [self.row_axes if self._flat or i == 0 else self._row_axes_of(i) for i in self.active]
+
+    def _row_axes_of(self, index: int) -> list[RowAxis]:
         names = set(self.symbol.list_arguments())
-        data, label = self.shapes.of_context(0, self._rows_of(0))
+        data, label = self.shapes.of_context(index, self._rows_of(index))
         descs = [desc for desc in (*data, *label) if desc.name in names]
         return row_axis_of_outputs(
             self.symbol,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from bucketlab import binding
@@ -21,18 +21,13 @@ from bucketlab.errors import NotReadyError, ShapeError, SliceError, StaleError
 from bucketlab.feeding import as_array
 from bucketlab.rows import RowAxis, check_rows
 from bucketlab.shapes import BOTH_FORMS, BatchShapes, DataDesc, batch_axis, is_per_context, parse
+from bucketlab.sharing import GroupMemory, engine_settings
 from bucketlab.slicing import ContextSlice, SliceReport, check_workload, slices_of
 
 GRAD_REQS = ("write", "add", "null")
 
-
-@dataclass(eq=False)
-class GroupMemory:
-    """What groups that share have in common: the arrays of each context, and whose results lie in the working memory."""
-
-    contexts: list[ContextMemory]
-    ran: BoundShapes | None = None
-    ran_training: bool = field(default=False)
+OF_EXECUTORS = ("_bound", "execs", "data_arrays", "label_arrays", "state_arrays", "input_grad_arrays")
+"""Attributes that go when a group lets go of its executors, and come back with them."""
 
 
 class DataParallelExecutorGroup:
@@ -108,10 +103,12 @@ class DataParallelExecutorGroup:
             if shared_group is not None
             else GroupMemory([ContextMemory.on(context) for context in self.contexts])
         )
+        self._memory.groups.add(self)
         self._bounds: dict[Any, BoundShapes] = {}
         self._monitors: list[Any] = []
-        self._base: BoundShapes | None = None
+        # Rows that are filler: at the end of the whole batch, or of each part of a batch that came as a list.
         self._pad = 0
+        self._pads: list[int] | None = None
         self._fed: Any = None
         self.bind_exec(shapes, None)
 
@@ -150,33 +147,49 @@ class DataParallelExecutorGroup:
         return slices_of(shapes.rows, self.workload, self.split)
 
     def _bind(self, shapes: BatchShapes) -> BoundShapes:
-        slices = self._slices(shapes)
-        count = len(self.contexts)
+        slices, count = self._slices(shapes), len(self.contexts)
         if shapes.per_context:
-            active = list(range(len(shapes.data)))
-            if self._base is None and len(active) < count:
-                raise ShapeError(
-                    f"data_shapes has lists for {len(active)} of {count} contexts; bind with one list for each, "
-                    f"batches may have fewer afterwards"
-                )
-        elif slices is None:
-            active = list(range(count))
+            active = range(len(shapes.data))
         else:
-            active = [i for i, part in enumerate(slices) if part.stop > part.start]
-        # Contexts that rest in the very first shapes are bound for one row: their parameters must exist all the same.
-        wanted = active if self._base is not None else list(range(count))
-        needs = {}
-        for i in wanted:
+            active = [i for i in range(count) if slices is None or slices[i].stop > slices[i].start]
+        needs: dict[int, binding.Requirements] = {}
+        for i in range(count):
+            # Contexts that rest are bound for a row, or as the first one is: programs expect an executor on each.
             rows = None if slices is None else max(1, slices[i].stop - slices[i].start)
-            data, label = shapes.of_context(i, rows)
+            data, label = shapes.of_context(i if i in active or not shapes.per_context else 0, rows)
             needs[i] = self._requirements(i, data, label)
-        execs = list(self._base.execs) if self._base is not None else [None] * count
-        for i, need in needs.items():
-            execs[i] = self._bind_one(i, need)
-        for executor in (execs[i] for i in needs):
+        with engine_settings(self.for_training):
+            execs = self._executors(needs)
+        for executor in execs.values():
             for monitor in self._monitors:
                 monitor.install(executor)
-        return BoundShapes(self.symbol, shapes, slices, execs, active, self.output_layouts)
+        return BoundShapes(self.symbol, shapes, slices, list(execs.values()), active, self.output_layouts)
+
+    def _executors(self, needs: Mapping[int, binding.Requirements]) -> dict[int, Any]:
+        """An executor for each context: on the shared working memory, or as its new owner if it needs more."""
+        memory = self._memory
+
+        def bound(shared: bool) -> dict[int, Any]:
+            return {i: self._bind_one(i, need, shared) for i, need in needs.items()}
+
+        if not memory.has_pool:
+            execs = bound(shared=False)
+            memory.give_pool(execs, needs)
+            return execs
+        grows = memory.inputs_grow(needs)
+        if grows or memory.looks_hungrier(needs):
+            execs = bound(shared=False)
+            if grows or memory.owns_more(list(execs.values())) is not False:
+                memory.give_pool(execs, needs)
+                return execs
+        before = memory.bytes()
+        execs = bound(shared=True)
+        if memory.grew_since(before):
+            alone = bound(shared=False)
+            if memory.owns_more(list(alone.values())):
+                memory.give_pool(alone, needs)
+                return alone
+        return execs
 
     def _requirements(self, i: int, data: Sequence[Any], label: Sequence[Any]) -> binding.Requirements:
         return binding.requirements(
@@ -188,13 +201,16 @@ class DataParallelExecutorGroup:
             self.group2ctxs[i],
         )
 
-    def _bind_one(self, i: int, need: binding.Requirements) -> Any:
-        return binding.bind(self.symbol, self._memory.contexts[i], need, self.grad_req, self.group2ctxs[i])
+    def _bind_one(self, i: int, need: binding.Requirements, shared: bool) -> Any:
+        memory = self._memory.contexts[i]
+        return binding.bind(
+            self.symbol, memory, need, self.grad_req, self.group2ctxs[i], memory.pool if shared else None
+        )
 
     def _bind_ith_exec(self, i: int, data_shapes: Any, label_shapes: Any, shared_group: Any) -> Any:
         """A new executor of context ``i`` for shapes that are cut already."""
         data, label = [DataDesc(*d) if not isinstance(d, DataDesc) else d for d in data_shapes], label_shapes or []
-        return self._bind_one(i, self._requirements(i, data, label))
+        return self._bind_one(i, self._requirements(i, data, label), shared=True)
 
     def _sliced_shape(self, shapes: Any, i: int, major_axis: Sequence[int]) -> list[Any]:
         """The descriptions of context ``i``'s part of ``shapes``."""
@@ -211,18 +227,41 @@ class DataParallelExecutorGroup:
 
     def _use(self, bound: BoundShapes) -> None:
         self._bound = bound
-        if self._base is None:
-            self._base = bound
         self._collect_arrays()
+
+    def let_go(self) -> None:
+        """Forget all executors, to be bound again when they are needed. What just ran stays until another runs."""
+        self._bounds.clear()
+        current = self.__dict__.get("_bound")
+        if current is not None and current is self._memory.ran:
+            self._memory.outdated.append(self)
+        else:
+            self.drop_executors()
+
+    def drop_executors(self) -> None:
+        """Give up the executors at once; whoever asks for them has them bound again."""
+        self._bounds.clear()
+        for name in OF_EXECUTORS:
+            self.__dict__.pop(name, None)
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only for what is not there: executors that were let go of are bound again for the shapes they had.
+        if name in OF_EXECUTORS and "_shapes" in self.__dict__:
+            self.bind_exec(self._shapes, None)
+            return self.__dict__[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _collect_arrays(self) -> None:
         """Lists of the current executors' arrays, in the forms that programs written for mx.mod read."""
         bound, shapes = self._bound, self._bound.shapes
+        self._shapes = shapes
         execs = self.execs = bound.execs
         self.slices, self.batch_size = bound.slices, shapes.rows if not shapes.per_context else None
         self.data_shapes, self.label_shapes = shapes.data_list, shapes.label_list
         first_data = shapes.data[0] if shapes.per_context else shapes.data
-        first_label = (shapes.label[0] if shapes.per_context else shapes.label) if shapes.label else ()
+        first_label = shapes.label or ()
+        if shapes.per_context:
+            first_label = next((one for one in first_label if one), ())
         self.data_names = [desc.name for desc in first_data]
         self.label_names = [desc.name for desc in first_label] if shapes.label is not None else None
         self.data_layouts = [batch_axis(desc.layout) for desc in first_data]
@@ -299,17 +338,20 @@ class DataParallelExecutorGroup:
         """
         is_train = self.for_training if is_train is None else bool(is_train)
         bound, memory = self._bound, self._memory
+        if memory.outdated:
+            memory.let_go_of_outdated(self)
         if bound.rests and is_train:
             self._level_aux()
         memory.ran = None
         if isinstance(data_batch, list):
             self._feed_list(data_batch)
             bound.forward(is_train)
-            self._pad, self._fed = 0, None
+            self._pads, self._fed = [getattr(batch, "pad", 0) or 0 for batch in data_batch], None
+            self._pad = sum(self._pads)
         elif bound.shapes.per_context:
-            self._feed_per_context(data_batch)
+            self._feed_per_context(data_batch, is_train)
             bound.forward(is_train)
-            self._pad, self._fed = 0, None
+            self._pad, self._pads, self._fed = getattr(data_batch, "pad", 0) or 0, None, None
         else:
             label = getattr(data_batch, "label", None)
             if len(data_batch.data) != len(bound.shapes.data):
@@ -318,8 +360,7 @@ class DataParallelExecutorGroup:
                     f"{self.data_names}"
                 )
             bound.feed_and_forward(data_batch.data, label if label and bound.shapes.label else None, is_train)
-            self._pad = getattr(data_batch, "pad", 0) or 0
-            self._fed = label
+            self._pad, self._pads, self._fed = getattr(data_batch, "pad", 0) or 0, None, label
         memory.ran, memory.ran_training = bound, is_train
         if bound.rests and is_train:
             self._spread_aux()
@@ -338,12 +379,18 @@ class DataParallelExecutorGroup:
             if self.label_names and getattr(batch, "label", None):
                 self._copy_into(i, self.label_names, batch.label)
 
-    def _feed_per_context(self, batch: Any) -> None:
+    def _feed_per_context(self, batch: Any, is_train: bool) -> None:
         shapes, label = self._bound.shapes, getattr(batch, "label", None)
+        some = bool(label) and any(label)
         for at, i in enumerate(self._bound.active):
             self._copy_into(i, [desc.name for desc in shapes.data[at]], batch.data[at])
-            if shapes.label is not None and label and label[at]:
-                self._copy_into(i, [desc.name for desc in shapes.label[at]], label[at])
+            if some and label[at]:
+                self._copy_into(i, self._labels_on(at), label[at])
+            elif some and is_train:
+                # Others have labels: what an earlier batch left here must not be learnt again.
+                for name in self.label_names or ():
+                    if name in self._bound.execs[i].arg_dict:
+                        self._bound.execs[i].arg_dict[name][:] = 0
 
     def _copy_into(self, i: int, names: Sequence[str], sources: Sequence[Any]) -> None:
         table = self._bound.execs[i].arg_dict
@@ -475,32 +522,34 @@ class DataParallelExecutorGroup:
                 results.append(self._merged(parts, bound.row_axes[k], f"output {self.output_names[k]!r}"))
         return results
 
-    def live_outputs(self) -> list[Any]:
-        """Outputs as the engine holds them, for use before the next forward pass; joined only over several contexts."""
-        bound = self._current("outputs")
-        return [
-            parts[0] if len(parts) == 1 else self._merged(parts, bound.row_axes[k], f"output {self.output_names[k]!r}")
-            for k, parts in enumerate(bound.context_outputs)
-        ]
-
     def predicted(self) -> list[Any]:
-        """Outputs of the last forward pass without padded rows, as arrays of their own."""
-        bound, valid = self._current("outputs"), (self.batch_size or 0) - self._pad
-        results = []
-        for live, parts, where in zip(self.live_outputs(), bound.context_outputs, bound.row_axes):
-            kept = where.cut(live, slice(0, valid)) if self._pad and where.steps else live
-            results.append(kept if len(parts) > 1 else kept.copy())
+        """Outputs of the last forward pass without padded rows, as arrays of their own.
+
+        Where contexts have shapes of their own that do not join, an output is a list with one array for each context.
+        """
+        bound = self._current("outputs")
+        valid = [self._valid_rows(i) for i in bound.active]
+        results: list[Any] = []
+        for k, parts in enumerate(bound.context_outputs):
+            kept = [
+                part if rows is None or not axes[k].steps else axes[k].cut(part, slice(0, rows))
+                for part, rows, axes in zip(parts, valid, bound.context_row_axes)
+                if rows != 0
+            ]
+            where = bound.row_axes[k]
+            if bound.shapes.per_context and not _joins(kept, where):
+                results.append([part.copy() for part in kept])
+            else:
+                results.append(self._merged(kept, where, f"output {self.output_names[k]!r}"))
         return results
 
     def _merged(self, parts: Sequence[Any], where: RowAxis, what: str) -> Any:
         if len(parts) == 1:
             return parts[0].copy()
-        axis = max(where.axis, 0)
-        rest = {part.shape[:axis] + part.shape[axis + 1 :] for part in parts}
-        if where.axis >= 0 and len(rest) > 1:
+        if not _joins(parts, where):
             raise ShapeError(
                 f"{what} has shapes {[part.shape for part in parts]} over the contexts, which do not join along axis "
-                f"{axis}; ask with merge_multi_context=False"
+                f"{where.axis}; ask with merge_multi_context=False"
             )
         merged = where.join(parts)
         return merged.copy() if merged is parts[0] else merged
@@ -563,44 +612,74 @@ class DataParallelExecutorGroup:
         ``labels``: the batch's labels, or with ``pre_sliced`` (and in the per-context form) one list for each context.
         """
         bound = self._current("update_metric()")
+        cut = pre_sliced or bound.shapes.per_context
+        some = self._check_cut_labels(labels) if cut else bool(labels)
         for at, i in enumerate(bound.active):
-            shown, outputs = self._labels_of(labels, pre_sliced, at, i), bound.named_outputs[at]
             valid = self._valid_rows(i) if self._pad else None
-            if valid == 0:
+            if valid == 0 or (some and cut and not labels[at]):
                 continue
+            shown = self._labels_of(labels, cut, at, i) if some else OrderedDict()
+            outputs = bound.named_outputs[at]
             if valid is not None:
                 keep = slice(0, valid)
                 outputs = OrderedDict(
                     (name, where.cut(out, keep) if where.steps else out)
-                    for (name, out), where in zip(outputs.items(), bound.row_axes)
+                    for (name, out), where in zip(outputs.items(), bound.context_row_axes[at])
                 )
+                axes = self.label_layouts or [0] * len(shown)
                 shown = OrderedDict(
-                    (name, RowAxis(axis).cut(label, keep))
-                    for (name, label), axis in zip(shown.items(), self.label_layouts or ())
+                    (name, RowAxis(axis).cut(label, keep)) for (name, label), axis in zip(shown.items(), axes)
                 )
             eval_metric.update_dict(shown, outputs)
 
+    def _check_cut_labels(self, labels: Any) -> bool:
+        """Whether some context has labels, of labels that come as one list for each."""
+        given, active = list(labels or ()), len(self._bound.active)
+        if not all(entry is None or isinstance(entry, (list, tuple)) for entry in given):
+            raise ShapeError(
+                f"labels are one list for all contexts, and the batch came cut: give one list for each of the {active}"
+            )
+        if not any(given):
+            return False
+        if len(given) != active:
+            raise ShapeError(f"labels has lists for {len(given)} context(s), and {active} ran this batch; give one for each")
+        return True
+
     def _valid_rows(self, i: int) -> int | None:
         """Rows of context ``i`` that are no padding; None when all are."""
-        if not self._pad or not self._bound.slices:
+        parts = self._bound.parts
+        if not self._pad or not parts:
             return None
-        part, valid = self._bound.slices[i], (self.batch_size or 0) - self._pad
-        inside = max(0, min(part.stop, valid) - part.start)
-        return None if inside == part.stop - part.start else inside
+        part = parts[i]
+        rows = part.stop - part.start
+        if self._pads is not None:
+            inside = max(0, rows - self._pads[self._bound.active.index(i)])
+        else:
+            inside = max(0, min(part.stop, parts[-1].stop - self._pad) - part.start)
+        return None if inside == rows else inside
 
-    def _labels_of(self, labels: Any, pre_sliced: bool, at: int, i: int) -> OrderedDict[str, Any]:
-        bound, names = self._bound, self.label_names or ()
-        if pre_sliced or bound.shapes.per_context:
-            mine = labels[at] if labels else []
-            return OrderedDict(zip(names, mine or []))
-        if not labels:
-            return OrderedDict()
+    @cached_property
+    def _unnamed_inputs(self) -> list[str]:
+        """Arguments that nobody said what they are, in order: the labels, where none were named at bind."""
+        known = {*self.param_names, *self.data_names, *self.state_names}
+        return [name for name in self.arg_names if name not in known]
+
+    def _labels_on(self, at: int) -> Sequence[str]:
+        """Names of the labels of the context that is active at ``at``."""
+        shapes = self._bound.shapes
+        own = shapes.label[at] if shapes.per_context and shapes.label is not None else ()
+        return [desc.name for desc in own] or self.label_names or self._unnamed_inputs
+
+    def _labels_of(self, labels: Any, cut: bool, at: int, i: int) -> OrderedDict[str, Any]:
+        bound, names = self._bound, self._labels_on(at)
+        if cut:
+            return OrderedDict(zip(names, labels[at]))
         if len(bound.active) == 1:
             return OrderedDict(zip(names, labels))
         table = bound.execs[i].arg_dict
-        fed = labels is self._fed
+        fed = labels is self._fed and self.label_names is not None
         shown = OrderedDict()
-        for name, label, axis in zip(names, labels, self.label_layouts or ()):
+        for name, label, axis in zip(names, labels, self.label_layouts or [0] * len(labels)):
             if fed and name in table:
                 shown[name] = table[name]
             elif axis < 0 or not bound.slices:
@@ -623,31 +702,30 @@ class DataParallelExecutorGroup:
 
     def slice_report(self, bucket: Any = None) -> SliceReport:
         """How the current batch lies over the contexts."""
-        bound, contexts, begin = self._bound, [], 0
-        names = set(self.data_names) | set(self.label_names or ())
+        bound, contexts = self._bound, []
+        inputs = dict.fromkeys((*self.data_names, *(self.label_names or ())))
         for i, context in enumerate(self.contexts):
-            shapes = tuple(
-                (name, bound.execs[i].arg_dict[name].shape)
-                for name in (*self.data_names, *(self.label_names or ()))
-                if name in names and name in bound.execs[i].arg_dict
-            ) if i in bound.active else ()
-            if bound.slices is not None:
-                start, stop = bound.slices[i].start, bound.slices[i].stop
-            else:
-                rows = shapes[0][1][max(self.data_layouts[0], 0)] if shapes else 0
-                start, stop = (begin, begin + rows) if bound.shapes.per_context else (0, rows)
-                begin += rows
+            table = bound.execs[i].arg_dict if i in bound.active else {}
+            shapes = tuple((name, table[name].shape) for name in inputs if name in table)
+            part = bound.parts[i] if bound.parts else slice(0, 0)
             valid = self._valid_rows(i)
-            contexts.append(ContextSlice(str(context), start, stop, stop - start if valid is None else valid, shapes))
-        rows = self.batch_size if self.batch_size is not None else begin
+            rows = part.stop - part.start
+            contexts.append(ContextSlice(str(context), part.start, part.stop, rows if valid is None else valid, shapes))
         return SliceReport(
             bucket,
-            rows,
+            bound.parts[-1].stop if bound.parts else 0,
             self._pad,
             "per context" if bound.shapes.per_context else self.split,
             tuple(float(w) for w in self.workload),
             tuple(contexts),
         )
+
+
+def _joins(parts: Sequence[Any], where: RowAxis) -> bool:
+    """Whether arrays agree in all axes but that of the rows; those without rows are taken as one."""
+    if where.axis < 0:
+        return True
+    return len({part.shape[: where.axis] + part.shape[where.axis + 1 :] for part in parts}) == 1
 
 
 def _mean(block: Sequence[Any]) -> Any:

@@ -132,6 +132,14 @@ class BatchShapes:
                     )
         return rows
 
+    def context_rows(self, index: int) -> int | None:
+        """Rows of one context, in the per-context form: those of its first data array that has a batch axis."""
+        for desc in self.data[index]:
+            axis = batch_axis(desc.layout)
+            if 0 <= axis < len(desc.shape):
+                return int(desc.shape[axis])
+        return None
+
     @property
     def data_list(self) -> Any:
         """``data`` as mx.mod keeps it: a list, or a tuple of lists."""
@@ -187,7 +195,7 @@ def parse(
     per_context = is_per_context(data_shapes)
     if label_shapes is not None:
         labels = list(label_shapes)
-        if all(entry is None for entry in labels):
+        if all(entry is None or (isinstance(entry, (list, tuple)) and not entry) for entry in labels):
             label_shapes = None
         elif is_per_context(labels, "label_shapes") != per_context:
             raise ShapeError(
@@ -202,21 +210,23 @@ def parse(
         check_names(data_names, shapes.data, "data", True)
         check_names(label_names, shapes.label or (), "label", False)
         return shapes
-    data = tuple(_described(one, "data_shapes") for one in data_shapes)
+    data = tuple(_described(one, f"data_shapes[{i}]") for i, one in enumerate(data_shapes))
     if contexts is not None and len(data) > contexts:
         raise ShapeError(f"data_shapes has lists for {len(data)} contexts, and there are {contexts}")
-    for one in data:
-        check_names(data_names, one, "data", True)
+    for i, one in enumerate(data):
+        check_names(data_names, one, "data", True, i)
     label = None
     if label_shapes is not None:
-        label = tuple(() if one is None else _described(one, "label_shapes") for one in label_shapes)
+        label = tuple(
+            () if one is None else _described(one, f"label_shapes[{i}]") for i, one in enumerate(label_shapes)
+        )
         if len(label) != len(data):
             raise ShapeError(
                 f"label_shapes has lists for {len(label)} contexts and data_shapes for {len(data)}; give one for each"
             )
-        for one in label:
+        for i, one in enumerate(label):
             if one:
-                check_names(label_names, one, "label", False)
+                check_names(label_names, one, "label", False, i)
     return BatchShapes(data, label, True)
 
 
@@ -230,12 +240,15 @@ def _described(shapes: Any, argument: str) -> tuple[Any, ...]:
     return descs
 
 
-def check_names(expected: Sequence[str], descs: Sequence[Any], kind: str, refuse: bool) -> None:
+def check_names(
+    expected: Sequence[str], descs: Sequence[Any], kind: str, refuse: bool, context: int | None = None
+) -> None:
     """Compare the names of ``descs`` with those the module was made with; raise ShapeError or warn."""
     given = [desc.name for desc in descs]
     if sorted(given) == sorted(expected):
         return
-    text = f"{kind}_shapes names {given}, and the module was made with {kind}_names={list(expected)}"
+    of = "" if context is None else f" for context {context}"
+    text = f"{kind}_shapes names {given}{of}, and the module was made with {kind}_names={list(expected)}"
     if refuse:
         raise ShapeError(text)
     warnings.warn(text, stacklevel=4)
