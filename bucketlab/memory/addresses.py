@@ -3,15 +3,13 @@
 mxnet's own call for an array's address allocates lazy arrays, reorders oneDNN arrays in place and races with
 the engine. The engine's structures are read here instead, as bytes of this process, through calls that return
 an error where a plain read would crash. mxnet 1.9.1 is the last of its kind, so their layout never changes; a
-self-check on a few small arrays proves it all the same (:func:`layout`), and where it fails the readers say
+self-check on a few small arrays proves it all the same (see ``proof.py``), and where it fails the readers say
 that they cannot see.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bucketlab._engine import mx
+from bucketlab.memory.reading import Reader
 
-__all__ = ["Layout", "Place", "Places", "Span", "join", "layout", "places", "pool_places"]
+__all__ = ["Layout", "Place", "Places", "Span", "Watch", "join", "places", "pool_places"]
 
 _NDARRAY_BYTES = 224
 _NDARRAY = np.dtype(
@@ -103,6 +102,8 @@ class Places:
     block_bytes: np.ndarray
     allocated: np.ndarray
     lent: np.ndarray
+    handle: np.ndarray
+    head: np.ndarray
 
     def __len__(self) -> int:
         return len(self.context)
@@ -143,78 +144,6 @@ class Layout:
     dense: bool
     sparse: bool
     reason: str = ""
-
-
-class _Iovec(ctypes.Structure):
-    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
-
-
-class Reader:
-    """Copies bytes of this process; an address that is not mapped is reported, and never a crash."""
-
-    _AT_ONCE = 1024
-
-    def __init__(self) -> None:
-        try:
-            self._readv: Any = ctypes.CDLL(None, use_errno=True).process_vm_readv
-        except AttributeError:
-            self._readv = None
-        else:
-            self._readv.restype = ctypes.c_ssize_t
-            self._readv.argtypes = [
-                ctypes.c_int,
-                ctypes.c_void_p,
-                ctypes.c_ulong,
-                ctypes.c_void_p,
-                ctypes.c_ulong,
-                ctypes.c_ulong,
-            ]
-
-    def gather(self, addresses: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """``size`` bytes at each address, as rows; and for each whether it could be read."""
-        count = len(addresses)
-        out = np.zeros((count, size), np.uint8)
-        read = np.zeros(count, bool)
-        if self._readv is None or not self._by_readv(addresses, size, out, read):
-            self._by_file(addresses, size, out, read)
-        return out, read
-
-    def _by_readv(self, addresses: np.ndarray, size: int, out: np.ndarray, read: np.ndarray) -> bool:
-        remote = np.empty((len(addresses), 2), np.uint64)
-        remote[:, 0] = addresses
-        remote[:, 1] = size
-        begin = 0
-        while begin < len(addresses):
-            end = min(begin + self._AT_ONCE, len(addresses))
-            local = _Iovec(out.ctypes.data + begin * size, (end - begin) * size)
-            got = self._readv(
-                os.getpid(), ctypes.addressof(local), 1, remote.ctypes.data + begin * 16, end - begin, 0
-            )
-            if got < 0 and ctypes.get_errno() != 14:  # not EFAULT: the call itself is forbidden here
-                return False
-            whole = max(got, 0) // size
-            read[begin : begin + whole] = True
-            out[begin + whole : end] = 0
-            # The read stops at the first address that is not mapped: step over it.
-            begin += whole if begin + whole == end else whole + 1
-        return True
-
-    def _by_file(self, addresses: np.ndarray, size: int, out: np.ndarray, read: np.ndarray) -> None:
-        try:
-            file = os.open("/proc/self/mem", os.O_RDONLY)
-        except OSError:
-            return
-        try:
-            for row, address in enumerate(addresses.tolist()):
-                try:
-                    found = os.pread(file, size, address)
-                except (OSError, OverflowError):
-                    continue
-                if len(found) == size:
-                    out[row] = np.frombuffer(found, np.uint8)
-                    read[row] = True
-        finally:
-            os.close(file)
 
 
 def _shapes(nds: np.ndarray, reader: Reader) -> tuple[list[tuple[int, ...]], np.ndarray]:
@@ -314,6 +243,8 @@ def _by_engine(nds: np.ndarray, reader: Reader, sparse: bool) -> Places:
         block_bytes=spans(chunks["size"].astype(np.int64), more[:, 2]),
         allocated=spans(at, more[:, 3]) != 0,
         lent=spans(chunks["lent"], nothing) != 0,
+        handle=np.zeros(len(nds), np.uint64),
+        head=raw[:, : Watch.HEAD_BYTES],
     )
 
 
@@ -344,27 +275,52 @@ def _by_name(places: Places, arrays: Sequence[Any], rows: Iterable[int]) -> None
         places.owner[row] = array.handle.value
 
 
-def places(arrays: Sequence[Any], proved: Layout | None = None) -> Places:
+def places(arrays: Sequence[Any], proved: Layout) -> Places:
     """Where each NDArray lies now, in one pass: no wait, no write, no allocation.
 
-    ``proved`` says what may be read, :func:`layout` by default. Where reading fails an array is not ``seen``:
-    its shape and type are known, its bytes are those of the dense shape, its whereabouts are not.
+    ``proved`` is what :func:`bucketlab.memory.proof.layout` found. Where reading fails an array is not
+    ``seen``: its shape and type are known, its bytes are those of the dense shape, its whereabouts are not.
 
     >>> a = mx.nd.zeros((10, 4))
-    >>> places([a, a[2:5]]).offset
+    >>> places([a, a[2:5]], layout()).offset
     array([ 0, 32])
     """
-    proved = layout() if proved is None else proved
     reader = Reader()
     nds = np.zeros(len(arrays), _NDARRAY)
+    handles = np.fromiter((array.handle.value for array in arrays), np.uint64, len(arrays))
     if proved.dense and arrays:
-        handles = np.fromiter((array.handle.value for array in arrays), np.uint64, len(arrays))
         raw, read = reader.gather(handles, _NDARRAY.itemsize)
         nds = raw.view(_NDARRAY).reshape(-1)
         nds["chunk"][~read] = 0
     found = _by_engine(nds, reader, proved.sparse)
     _by_name(found, arrays, np.flatnonzero(~found.seen).tolist())
-    return found
+    return replace(found, handle=handles)
+
+
+class Watch:
+    """Tells cheaply whether arrays still lie where they lay: two short reads, and no hold on the arrays.
+
+    Storage that was freed reads as something else or not at all, and so as changed. Storage that another
+    array got at the same place with the same size is not told apart.
+    """
+
+    HEAD_BYTES = 48
+
+    def __init__(self, table: Places):
+        held = (table.handle != 0) & table.seen
+        self._handles = table.handle[held]
+        self._owners = table.owner[held]
+        owners, first = np.unique(table.owner[table.seen], return_index=True)
+        self._storage = owners.astype(np.uint64)
+        self._heads = table.head[table.seen][first]
+
+    def changed(self) -> bool:
+        reader = Reader()
+        owners, read = reader.gather(self._handles, 8)
+        if not read.all() or not np.array_equal(owners.view("<i8").ravel(), self._owners):
+            return True
+        heads, read = reader.gather(self._storage, self.HEAD_BYTES)
+        return not read.all() or not np.array_equal(heads, self._heads)
 
 
 def _vectors(address: int, reader: Reader) -> list[np.ndarray] | None:
@@ -385,7 +341,7 @@ def _vectors(address: int, reader: Reader) -> list[np.ndarray] | None:
     return vectors
 
 
-def pool_places(executors: Sequence[Any], proved: Layout | None = None) -> tuple[Places, list[int | None]]:
+def pool_places(executors: Sequence[Any], proved: Layout) -> tuple[Places, list[int | None]]:
     """The blocks of the executors' working pools, those that executors have in common for each of them again.
 
     Returns the blocks of all executors one after another, and how many each has; None where they cannot be
@@ -393,7 +349,6 @@ def pool_places(executors: Sequence[Any], proved: Layout | None = None) -> tuple
     are those that its plan uses; a block in no plan comes with the first executor that keeps it alive. A
     block has no memory before an executor that uses it first runs.
     """
-    proved = layout() if proved is None else proved
     reader = Reader()
     read: list[tuple[np.ndarray, np.ndarray] | None] = []
     for executor in executors:
@@ -442,83 +397,3 @@ def _belong(executor: Any, entries: np.ndarray, outputs: np.ndarray, reader: Rea
         and np.array_equal(outputs["chunk"], owners[:count])
         and np.isin(owners[count:], entries["chunk"]).all()
     )
-
-
-@lru_cache(maxsize=1)
-def layout() -> Layout:
-    """Prove once per process that the structures lie where this module reads them; reads only arrays of its
-    own.
-
-    >>> layout()
-    Layout(dense=True, sparse=True, reason='')
-    """
-    try:
-        reason = _prove_dense()
-        if reason:
-            return Layout(False, False, reason)
-        reason = _prove_sparse()
-        return Layout(True, not reason, reason)
-    except Exception as error:  # any surprise means that nothing is proved
-        return Layout(
-            False, False, f"the self-check of mxnet's array layout raised {type(error).__name__}: {error}"
-        )
-
-
-def _prove_dense() -> str:
-    every = Layout(True, True)
-    memory = np.arange(40, dtype=np.float32).reshape(10, 4)
-    lent = mx.nd.from_numpy(memory, zero_copy=True)
-    lazy = mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle((3, 5), mx.cpu(1), True, np.float64))
-    deep = mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle((1, 2, 1, 2, 1, 2), mx.cpu(), True, np.int8))
-    views = [lent, lent[2:5], lent.reshape((4, 10)), lent[7]]
-    found = places([*views, lazy, deep], every)
-    owner = found[0].owner
-    for row, (shape, offset, nbytes) in enumerate(
-        [((10, 4), 0, 160), ((3, 4), 32, 48), ((4, 10), 0, 160), ((4,), 112, 16)]
-    ):
-        span = Span(memory.ctypes.data, offset, nbytes, 160, True, True)
-        if found[row] != Place("cpu(0)", shape, "float32", "default", nbytes, owner, True, (span,)):
-            return f"a view of known memory reads as {found[row]}"
-    for row, context, shape, dtype, nbytes in (
-        (4, "cpu(1)", (3, 5), "float64", 120),
-        (5, "cpu(0)", (1, 2, 1, 2, 1, 2), "int8", 8),
-    ):
-        owner = found[row].owner
-        span = Span(owner, 0, nbytes, nbytes, False, False)
-        if found[row] != Place(context, shape, dtype, "default", nbytes, owner, True, (span,)):
-            return f"an array without memory reads as {found[row]}"
-    return "" if len(set(found.owner.tolist())) == 3 else "different arrays read as one"
-
-
-def _prove_sparse() -> str:
-    every = Layout(True, True)
-    rows = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
-    row_sparse = mx.nd.sparse.row_sparse_array((rows, [0, 2, 5]), shape=(8, 2))
-    csr = mx.nd.sparse.csr_matrix((np.array([7, 8, 9], np.float32), [0, 2, 1], [0, 2, 2, 3]), shape=(3, 4))
-    empty = mx.nd.sparse.zeros("row_sparse", (8, 2))
-    for array in (row_sparse, csr, empty):
-        array.wait_to_read()
-    reader = Reader()
-    expected: dict[str, tuple[tuple[int, ...], list[np.ndarray]]] = {
-        "row_sparse": ((8, 2), [rows, np.array([0, 2, 5], np.int64)]),
-        "csr": (
-            (3, 4),
-            [
-                np.array([7, 8, 9], np.float32),
-                np.array([0, 2, 2, 3], np.int64),
-                np.array([0, 2, 1], np.int64),
-            ],
-        ),
-    }
-    found = places([row_sparse, csr, empty], every)
-    for place in (found[0], found[1]):
-        shape, parts = expected.get(place.storage, ((), []))
-        if not place.seen or place.shape != shape or len(place.spans) != len(parts):
-            return f"a sparse array reads as {place}"
-        for span, part in zip(place.spans, parts):
-            held, read = reader.gather(np.array([span.block], np.uint64), part.nbytes)
-            if not read[0] or span.nbytes < part.nbytes or held[0].tobytes() != part.tobytes():
-                return f"a part of a {place.storage} array is not where it reads"
-    if not found[2].seen or found[2].nbytes:
-        return f"an empty row_sparse array reads as {found[2]}"
-    return ""

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bucketlab._engine import mx
-from bucketlab.memory.addresses import layout, places
+from bucketlab.memory.addresses import places
+from bucketlab.memory.proof import layout
 from bucketlab.memory.snapshot import ArrayRecord, Snapshot, snapshot
 
 __all__ = [
@@ -271,7 +272,7 @@ def _both(a: Any, b: Any) -> tuple[Any, Any]:
     for name, array in (("a", a), ("b", b)):
         if not isinstance(array, mx.nd.NDArray):
             raise TypeError(f"{name} is a {type(array).__name__}; give an mx.nd.NDArray")
-    found = places([a, b])
+    found = places([a, b], layout())
     if not found.seen.all():
         raise RuntimeError(
             f"cannot see where the arrays lie: {layout().reason or 'one of them is being changed'}"

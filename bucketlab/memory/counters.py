@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from bucketlab._engine import mx
-from bucketlab.memory.addresses import Reader
+from bucketlab.memory.reading import Reader
 
 __all__ = ["counter_of", "read", "running", "start", "stop"]
 

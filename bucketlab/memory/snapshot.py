@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bucketlab.memory.addresses import Layout, Places, join, layout, places, pool_places
+from bucketlab.memory.addresses import Layout, Places, Watch, join, places, pool_places
 from bucketlab.memory.intervals import group_intervals
+from bucketlab.memory.proof import layout
 from bucketlab.memory.protocol import HeldArray, HeldPool, collect
 
 if TYPE_CHECKING:
@@ -71,8 +72,7 @@ class MemoryGroup(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """The bytes behind a snapshot's records, by column: record, device, and from where to where in which
-    block.
+    """The bytes behind a snapshot's records, by column: from where to where in which block.
 
     ``domain`` is equal for spans whose addresses can be compared: those that are allocated on one device, or
     those of one block that is not allocated yet.
@@ -96,6 +96,7 @@ class Snapshot:
     notes: tuple[str, ...]
     spans: Spans = field(repr=False, compare=False)
     _group_bytes: tuple[int, ...] = field(repr=False)
+    _watch: Watch = field(repr=False, compare=False)
 
     @cached_property
     def groups(self) -> tuple[MemoryGroup, ...]:
@@ -107,6 +108,13 @@ class Snapshot:
             MemoryGroup(name, of[0].context, size, sum(record.bytes for record in of), len(of))
             for (name, of), size in zip(members.items(), self._group_bytes)
         )
+
+    def is_current(self) -> bool:
+        """Whether all these arrays are still there and lie where they lay: cheap enough for every step.
+
+        Arrays that came since are not looked for: they come with a bind, a switch or a reshape.
+        """
+        return not self._watch.changed()
 
     def diff(self, other: Snapshot) -> SnapshotDiff:
         """What changed from this snapshot to a later one."""
@@ -207,7 +215,7 @@ def _assemble(who: Sequence[list[Any]], table: Places, notes: tuple[str, ...]) -
             start.tolist(),
         ),
     )
-    return Snapshot(tuple(records), notes, spans, tuple(distinct.tolist()))
+    return Snapshot(tuple(records), notes, spans, tuple(distinct.tolist()), Watch(table))
 
 
 def _spans(table: Places) -> Spans:

@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 
 from bucketlab import mx
-from bucketlab.memory.addresses import Layout, Reader, layout, places, pool_places
+from bucketlab.memory import addresses
+from bucketlab.memory.addresses import Layout
+from bucketlab.memory.proof import layout
+from bucketlab.memory.reading import Reader
+
+
+def places(arrays, proved=None):
+    return addresses.places(arrays, proved or layout())
+
+
+def pool_places(executors, proved=None):
+    return addresses.pool_places(executors, proved or layout())
 
 
 def lazy(shape, context=None, dtype=np.float32):

@@ -121,6 +121,38 @@ def test_two_snapshots_of_one_state_are_equal_and_change_nothing(module):
     assert repr(before) == repr(after)
 
 
+def test_a_snapshot_knows_whether_it_still_holds():
+    lazy = mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle((4,), mx.cpu(), True, mx.nd.ndarray.np.float32))
+    arrays = [lazy, mx.nd.zeros((3, 3)), mx.nd.sparse.zeros("row_sparse", (4, 2))]
+    mx.nd.waitall()
+    before = snapshot(arrays)
+    assert before.is_current()
+    arrays[1][:] = 5
+    mx.nd.waitall()
+    assert before.is_current()
+    lazy[:] = 1
+    mx.nd.waitall()
+    assert not before.is_current()
+    after = snapshot(arrays)
+    arrays[2][:] = mx.nd.ones((4, 2)).tostype("row_sparse")
+    mx.nd.waitall()
+    assert not after.is_current()
+
+
+def test_the_first_run_of_a_bucket_ends_what_was_current():
+    module = runs.bucketing((8, 5))
+    module.switch_bucket(30, [("data", (runs.ROWS, 30))], [("softmax_label", (runs.ROWS,))])
+    mx.nd.waitall()
+    bound = snapshot(module)
+    waiting = [record for record in bound.records if not record.allocated]
+    assert {record.bucket for record in waiting} == {30}
+    assert bound.is_current()
+    runs.step(module, 30)
+    mx.nd.waitall()
+    assert not bound.is_current()
+    assert all(record.allocated for record in snapshot(module).records)
+
+
 def test_groups_are_named_by_first_appearance(module):
     names = list(dict.fromkeys(record.group for record in snapshot(module).records if record.role != "pool"))
     assert names == [f"m{i}" for i in range(len(names))]

@@ -49,7 +49,7 @@ def record(bucket, role, name, shape, group, offset=0, allocated=True, index=0, 
 
 
 def shot_of(records, sizes, notes=()):
-    return Snapshot(tuple(records), tuple(notes), None, tuple(sizes))
+    return Snapshot(tuple(records), tuple(notes), None, tuple(sizes), None)
 
 
 SHOT = shot_of(
