@@ -136,6 +136,7 @@ class BaseModule:
                 tic = time.time()
                 eval_metric.reset()
                 nbatch = 0
+                self._begin_epoch(train_data, epoch, epoch == begin_epoch)
                 batches = iter(train_data)
                 next_data_batch = next(batches, None)
                 if next_data_batch is None:
@@ -186,6 +187,9 @@ class BaseModule:
             self.logger.info("Training was stopped after batch %d of epoch %d", nbatch, epoch)
             # The next fit begins with a whole epoch.
             train_data.reset()
+
+    def _begin_epoch(self, train_data: Any, epoch: int, first: bool) -> None:
+        """What has to be done before an epoch of fit; ``first`` is the first of this call."""
 
     def _measure(self, eval_metric: Any, batch: Any) -> None:
         if isinstance(batch, list):
