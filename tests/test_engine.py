@@ -192,7 +192,8 @@ def distutils_user(folder: Path) -> Path:
 
 
 def test_setuptools_stands_in_where_python_has_no_distutils() -> None:
-    done = python("import sys; sys.modules['distutils'] = None\n" + TRAIN)
+    # The variable's value is what it is by default in every setuptools that runs on Python 3.12.
+    done = python("import sys; sys.modules['distutils'] = None\n" + TRAIN, SETUPTOOLS_USE_DISTUTILS="local")
     assert done.stdout == "accuracy True\n", done.stderr
 
 
@@ -203,7 +204,11 @@ def test_no_distutils_at_all_names_the_command(tmp_path: Path) -> None:
 
 
 def test_setuptools_that_is_told_to_keep_away_is_named(tmp_path: Path) -> None:
-    blocked = 'import setuptools; sys.modules["distutils"] = None'
+    blocked = """
+import setuptools
+for name in {"distutils"} | {name for name in sys.modules if name.startswith("distutils.")}:
+    sys.modules[name] = None
+"""
     message = refusal(blocked, path=distutils_user(tmp_path), SETUPTOOLS_USE_DISTUTILS="stdlib")
     assert message.endswith("SETUPTOOLS_USE_DISTUTILS=stdlib keeps setuptools from bringing it: unset that")
 
