@@ -37,8 +37,8 @@ class Layers:
         """The least cost of all lengths in at most :attr:`buckets` buckets."""
         return self.best[-1].item()
 
-    def add(self) -> None:
-        """Allow one bucket more.
+    def add(self) -> bool:
+        """Allow one bucket more; False if that makes nothing better.
 
         The best start of the last bucket never moves left as its end moves right (costs rise with the end,
         counts with the start), so the ends are halved, all segments of one depth at once: O(n log n) in
@@ -64,8 +64,11 @@ class Layers:
             first, last = np.concatenate([first, chosen]), np.concatenate([chosen, last])
             alive = low <= high
             low, high, first, last = low[alive], high[alive], first[alive], last[alive]
-        self.best = best
-        self.backs.append(back)
+        better = not np.array_equal(best, self.best)
+        if better:
+            self.best = best
+            self.backs.append(back)
+        return better
 
     def ends(self) -> list[int]:
         """Where the best buckets end: positions in the lengths, from 1. Fewer than allowed if as good."""
@@ -85,8 +88,8 @@ def trace(backs: list[np.ndarray]) -> list[int]:
 def best_bounds(costs: np.ndarray, totals: np.ndarray, buckets: int) -> list[int]:
     """Ends of at most ``buckets`` buckets of least cost."""
     layers = Layers(costs, totals)
-    while layers.buckets < min(buckets, len(costs)):
-        layers.add()
+    while layers.buckets < buckets and layers.add():
+        pass
     return layers.ends()
 
 
