@@ -7,7 +7,7 @@ import pytest
 
 from bucketlab import DataParallelExecutorGroup, mx
 from bucketlab.errors import NotReadyError, ShapeError, SliceError, StaleError
-from bucketlab.memory import same_memory
+from bucketlab.memory import same_memory, shared_bytes
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 
@@ -153,15 +153,40 @@ def test_wrong_order_of_calls_says_what_is_missing():
 
 
 def test_seen_shapes_are_not_bound_again_and_parameters_stay_in_place():
-    made = group()
+    made = group(rows=6)
     first = made.execs[0]
-    made.reshape([("data", (6, 4))], [("softmax_label", (6,))])
-    second = made.execs[0]
     made.reshape([("data", (4, 4))], [("softmax_label", (4,))])
-    assert made.execs[0] is first
+    second = made.execs[0]
     made.reshape([("data", (6, 4))], [("softmax_label", (6,))])
+    assert made.execs[0] is first
+    made.reshape([("data", (4, 4))], [("softmax_label", (4,))])
     assert made.execs[0] is second
     assert same_memory(first.arg_dict["fc_weight"], second.arg_dict["fc_weight"])
+    assert shared_bytes(first.arg_dict["data"], second.arg_dict["data"]) == 2 * 4 * 4
+
+
+def test_a_larger_shape_takes_over_the_working_memory_and_the_others_follow_it():
+    made = group(rows=4)
+    weight = made.execs[0].arg_dict["fc_weight"]
+    made.reshape([("data", (8, 4))], [("softmax_label", (8,))])
+    larger = made.execs[0]
+    made.reshape([("data", (4, 4))], [("softmax_label", (4,))])
+    smaller = made.execs[0]
+    assert shared_bytes(smaller.arg_dict["data"], larger.arg_dict["data"]) == 2 * 4 * 4
+    assert same_memory(smaller.arg_dict["fc_weight"], weight)
+    assert [len(arrays) for arrays in made.shared_data_arrays] == [2, 2]
+    assert made.shared_data_arrays[0]["data"].size == 16
+
+
+def test_executors_that_were_let_go_of_come_back_when_they_are_asked_for():
+    made = group()
+    values = fill(made)
+    made.drop_executors()
+    assert made.execs[0].arg_dict["data"].shape == (2, 4)
+    made.drop_executors()
+    made.forward(batch(), is_train=True)
+    made.backward()
+    assert np.array_equal(made.execs[1].arg_dict["fc_weight"].asnumpy(), values["fc_weight"].asnumpy())
 
 
 def test_a_refused_reshape_changes_nothing():

@@ -8,9 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from bucketlab._engine import mx
-from bucketlab.binding import ContextMemory
 from bucketlab.errors import BucketlabError, NotReadyError, ShapeError, SliceError
-from bucketlab.executor_group import DataParallelExecutorGroup, GroupMemory, check_params
+from bucketlab.executor_group import DataParallelExecutorGroup, check_params
 from bucketlab.module import batches
 from bucketlab.module.base import BaseModule, _check_input_names, read_params
 from bucketlab.shapes import BatchShapes, parse
@@ -598,9 +597,7 @@ class _Keeper:
 
     def __init__(self, group: DataParallelExecutorGroup):
         self.execs = group.execs
-        self._memory = GroupMemory(
-            [ContextMemory(memory.context, memory.params, aux=memory.aux) for memory in group._memory.contexts]
-        )
+        self._memory = group._memory.without_executors()
 
 
 def contexts_of(context: Any) -> list[Any]:

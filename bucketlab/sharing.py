@@ -1,0 +1,134 @@
+"""What executor groups that share have in common, and whose working memory the others borrow.
+
+The engine plans an executor's working memory when it is bound. An executor bound with another one's pool takes blocks
+from it and adds those that it lacks, for good. So the order in which buckets arrive decides how much memory there is in
+the end, unless the hungriest one owns the pool. Here it does: when a hungrier one arrives it gets a pool of its own, and
+the executors on the old one are let go; each is bound again, on the new pool, when its next batch comes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from bucketlab.binding import ContextMemory, Requirements
+
+if TYPE_CHECKING:
+    from bucketlab.bound import BoundShapes
+    from bucketlab.executor_group import DataParallelExecutorGroup
+
+PLANNING = {
+    # One copy of the operators' temporary space instead of four that all grow to the largest.
+    "MXNET_CPU_TEMP_COPY": "1",
+    # Blocks are reused for entries of like size only: plans of shorter buckets then fit into the longest one's.
+    "NNVM_EXEC_MATCH_RANGE": "1",
+}
+TRAINING = {
+    # The default backend looks for nothing. oneDNN's fuses inference graphs only, and takes a tenth of a bind to say so.
+    "MXNET_SUBGRAPH_BACKEND": "default",
+}
+
+GROWTH_LOOKED_INTO = 0.02
+"""Share of the pool by which an executor may enlarge it before we look whether it should own the pool."""
+
+
+@contextmanager
+def engine_settings(for_training: bool) -> Iterator[None]:
+    """The engine's memory settings, for the binds inside only. What the user has set stays."""
+    wanted = {**PLANNING, **(TRAINING if for_training else {})}
+    ours = [name for name in wanted if name not in os.environ]
+    os.environ.update({name: wanted[name] for name in ours})
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+class GroupMemory:
+    """The arrays of each context, the groups that use them, and whose results lie in the working memory.
+
+    ``ran`` is what ran last: backward passes and outputs of anything else are stale.
+    """
+
+    def __init__(self, contexts: Sequence[ContextMemory]):
+        self.contexts = list(contexts)
+        self.groups: WeakSet[DataParallelExecutorGroup] = WeakSet()
+        self.ran: BoundShapes | None = None
+        self.ran_training = False
+        self.outdated: list[DataParallelExecutorGroup] = []
+        self._appetite = 0
+        self._own_bytes: int | None = None
+
+    @property
+    def has_pool(self) -> bool:
+        return any(memory.pool is not None for memory in self.contexts)
+
+    def without_executors(self) -> GroupMemory:
+        """The same parameters and auxiliary states, with inputs and working memory left behind."""
+        return GroupMemory([ContextMemory(m.context, m.params, aux=m.aux) for m in self.contexts])
+
+    def looks_hungrier(self, needs: Mapping[int, Requirements]) -> bool:
+        """Whether these executors probably need more than the pool's owner: they take more input."""
+        return _appetite(needs) > self._appetite
+
+    def inputs_grow(self, needs: Mapping[int, Requirements]) -> bool:
+        """Whether an input has to be replaced by a larger array: who is bound to the old one would keep it alive."""
+        return any(
+            array.stype == "default" and array.name in self.contexts[i].inputs
+            and self.contexts[i].inputs[array.name].size < array.size
+            for i, need in needs.items()
+            for array in need.inputs
+        )  # fmt: skip
+
+    def owns_more(self, execs: Sequence[Any]) -> bool | None:
+        """Whether executors with a pool of their own need more than the pool's owner; None where it cannot be read."""
+        mine = pool_bytes(execs)
+        return None if mine is None or self._own_bytes is None else mine > self._own_bytes
+
+    def grew_since(self, before: int | None) -> bool:
+        """Whether the shared pool has grown from so many bytes by enough to look into."""
+        after = self.bytes()
+        return before is not None and after is not None and after - before > GROWTH_LOOKED_INTO * max(1, before)
+
+    def bytes(self) -> int | None:
+        """Bytes of the shared pool, allocated or not; None where it cannot be read."""
+        return pool_bytes([memory.pool for memory in self.contexts if memory.pool is not None])
+
+    def give_pool(self, execs: Mapping[int, Any], needs: Mapping[int, Requirements]) -> None:
+        """Make these executors the owners of the pool, and have all groups let go of those that use the old one."""
+        for i, executor in execs.items():
+            self.contexts[i].pool = executor
+        self._appetite = _appetite(needs)
+        self._own_bytes = pool_bytes(list(execs.values()))
+        for group in list(self.groups):
+            group.let_go()
+
+    def let_go_of_outdated(self, running: Any) -> None:
+        """Groups that were running when the pool was made anew let go of the old one as soon as another runs."""
+        waiting, self.outdated = self.outdated, []
+        for group in waiting:
+            if group is running:
+                self.outdated.append(group)
+            else:
+                group.drop_executors()
+
+
+def _appetite(needs: Mapping[int, Requirements]) -> int:
+    """Bytes of input: what the engine's plan goes with, roughly, and known before it is made."""
+    return sum(array.size * array.dtype.itemsize for need in needs.values() for array in need.inputs)
+
+
+def pool_bytes(execs: Sequence[Any]) -> int | None:
+    """Bytes of the executors' working pools as planned, each block once; None where they cannot be read."""
+    from bucketlab.memory.addresses import pool_places
+    from bucketlab.memory.proof import layout
+
+    places, counts = pool_places(execs, layout())
+    if None in counts:
+        return None
+    blocks = dict(zip(places.block.tolist(), places.block_bytes.tolist()))
+    return sum(blocks.values())
