@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -34,17 +35,29 @@ def data_names(given: str | Sequence[str] | None, sides: int) -> tuple[str, ...]
     return names
 
 
+def context_names(contexts: Any) -> tuple[str, ...]:
+    """Names of contexts that are given as a number, as one context or as a list of them."""
+    if isinstance(contexts, Integral):
+        names = tuple(f"context {i}" for i in range(int(contexts)))
+    else:
+        names = tuple(map(str, contexts if isinstance(contexts, (list, tuple)) else [contexts]))
+    if not names:
+        raise DataError(f"contexts is {contexts!r}; give at least one")
+    return names
+
+
 def check_contexts(
-    contexts: int | Sequence[Any] | None, given: Sequence[float] | None, planned: Sequence[float] | None
+    contexts: Any, given: Sequence[float] | None, planned: Sequence[float] | None
 ) -> tuple[float, ...]:
+    """Workloads of the contexts: those given, or equal ones, or those of the plan where neither is given."""
     if contexts is None and given is None:
         return tuple(planned) if planned is not None else (1.0,)
     if contexts is None:
         assert given is not None
+        if not len(given):
+            raise DataError(f"workloads is {given!r}; give at least one")
         return check_workload(given, len(given))
-    count = contexts if isinstance(contexts, int) else len(contexts)
-    if count < 1:
-        raise DataError(f"contexts is {contexts!r}; give at least one")
+    count = len(context_names(contexts))
     return check_workload([1] * count if given is None else given, count)
 
 

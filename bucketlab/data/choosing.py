@@ -15,9 +15,8 @@ from bucketlab.data.lengths import Cost, Counted, row_cost, summed
 from bucketlab.data.optimum import Layers, best_batched
 from bucketlab.errors import BudgetError
 
-DENSE = (
-    2000  # different lengths up to which bounds and batches are chosen together: n x n costs are held at once
-)
+# Different lengths up to which bounds and batches are chosen together: n x n costs are held at once.
+DENSE = 2000
 _ROUNDING = 1e-12
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bucketlab.data.arguments import check_contexts, contexts_text
+from bucketlab.data.arguments import check_contexts, context_names, contexts_text
 from bucketlab.data.batching import Budget, evened
 from bucketlab.data.choosing import Wish, choose_bounds, choose_chain
 from bucketlab.data.keys import Key, assign
@@ -16,10 +16,7 @@ from bucketlab.data.plan import BucketPlan, PlannedBucket
 from bucketlab.errors import DataError
 from bucketlab.slicing import divisor, row_counts
 
-DENSE = (
-    2000  # different lengths up to which bounds and batches are chosen together: n x n costs are held at once
-)
-BARS = 60
+BARS = 60  # of the histogram that a plan keeps
 WASTE = 0.1
 
 
@@ -59,6 +56,8 @@ def plan_buckets(
         raise DataError(f"k is {k!r}; give a whole number of buckets of at least 1")
     if waste is not None and not 0 <= waste < 1:
         raise DataError(f"waste is {waste!r}; give a share from 0 up to, not including, 1")
+    if not 0 <= step_cost < float("inf"):
+        raise DataError(f"step_cost is {step_cost!r}; give a number of at least 0")
     limit = waste if waste is not None or k is not None else WASTE
     allowed = Budget.of(budget)
     step = divisor(shares)
@@ -70,11 +69,10 @@ def plan_buckets(
     wish = Wish(k, limit, allowed, step, cost, step_cost, even, joint)
     keys, method = (choose_bounds if counted.dimensions == 1 else choose_chain)(counted, wish)
     buckets = _fill(keys, counted, allowed, step, even, shares, where)
-    named = contexts if contexts is not None and not isinstance(contexts, int) else None
     default, order = _binding(buckets)
     return BucketPlan(
         buckets,
-        tuple(map(str, named)) if named else tuple(f"context {i}" for i in range(len(shares))),
+        context_names(len(shares) if contexts is None else contexts),
         shares,
         allowed,
         method,

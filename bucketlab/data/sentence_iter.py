@@ -41,7 +41,8 @@ class BucketSentenceIter(BucketIter):
         **more: Any,
     ) -> None:
         kept = list(sentences)
-        bounds = sorted(set(buckets)) if buckets else _frequent(kept, batch_size)
+        given = [] if buckets is None else list(buckets)
+        bounds = sorted(set(given)) if given else _frequent(kept, batch_size)
         super().__init__(
             kept,
             bounds,

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bucketlab import mx
 from bucketlab.data import BucketIter, Budget, corpus, plan_buckets
 from bucketlab.data.lengths import count, row_cost
 from bucketlab.data.optimum import Layers, best_bounds
@@ -366,11 +367,29 @@ def test_a_plan_feeds_an_iterator_with_what_it_promised():
         ),
         (([3],), {"contexts": 2, "workloads": [1]}, SliceError, r"1 entries for 2 context\(s\)"),
         (([3],), {"contexts": 0}, DataError, "contexts is 0"),
+        (([3],), {"contexts": []}, DataError, r"contexts is \[\]; give at least one"),
+        (([3],), {"workloads": []}, DataError, r"workloads is \[\]; give at least one"),
+        (([3],), {"step_cost": -1}, DataError, "step_cost is -1"),
     ],
 )
 def test_bad_arguments_are_named(arguments, options, error, message):
     with pytest.raises(error, match=message):
         plan_buckets(*arguments, **options)
+
+
+def test_contexts_are_a_number_one_or_a_list():
+    for contexts, names in (
+        (2, ("context 0", "context 1")),
+        (np.int64(1), ("context 0",)),
+        ([mx.cpu(0), mx.cpu(1)], ("cpu(0)", "cpu(1)")),
+        (mx.cpu(3), ("cpu(3)",)),
+        ("cpu(0)", ("cpu(0)",)),
+    ):
+        plan = plan_buckets([3, 4], contexts=contexts)
+        assert plan.contexts == names
+        assert (
+            len(plan.workloads) == len(BucketIter([[1]], [1], 8, contexts=contexts).workloads) == len(names)
+        )
 
 
 def test_counting_is_the_same_either_way():
