@@ -190,7 +190,10 @@ def _parts(chunk: Any, storage: int, reader: Reader) -> list[tuple[int, int]] | 
 def _by_engine(nds: np.ndarray, reader: Reader, sparse: bool) -> Places:
     """One row for each of ``nds``; not ``seen`` where the structures do not read as an array."""
     names, widths = _types()
-    raw, seen = reader.gather(nds["chunk"], _CHUNK.itemsize)
+    # Buckets share most of their storage: each is read once.
+    storage, back = np.unique(nds["chunk"], return_inverse=True)
+    raw, seen = reader.gather(storage, _CHUNK.itemsize)
+    raw, seen = raw[back], seen[back]
     chunks = raw.view(_CHUNK).reshape(-1)
     seen &= nds["chunk"] != 0
     code = nds["dtype"]
@@ -350,31 +353,33 @@ def pool_places(executors: Sequence[Any], proved: Layout) -> tuple[Places, list[
     block has no memory before an executor that uses it first runs.
     """
     reader = Reader()
-    read: list[tuple[np.ndarray, np.ndarray] | None] = []
+    read: list[tuple[np.ndarray, dict[int, int], set[int]] | None] = []
     for executor in executors:
         handle = getattr(getattr(executor, "handle", None), "value", None)
         vectors = _vectors(handle, reader) if proved.dense and handle else None
-        if vectors is None or not _belong(executor, vectors[0], vectors[2], reader):
+        planned = set(vectors[0]["chunk"].tolist()) if vectors else set()
+        if vectors is None or not _belong(executor, planned, vectors[2], reader):
             read.append(None)
             continue
         # A block may be listed more than once; it is one whole, whatever part of it the plan's first user
         # asked for.
-        _, first = np.unique(vectors[1]["chunk"], return_index=True)
-        pool = vectors[1][np.sort(first)]
-        # An executor that gave its pool to others lists the blocks that they added, too.
-        read.append((pool, np.isin(pool["chunk"], vectors[0]["chunk"])))
-    told = {int(chunk) for entry in read if entry for chunk in entry[0]["chunk"][entry[1]]}
+        blocks: dict[int, int] = {}
+        for row, chunk in enumerate(vectors[1]["chunk"].tolist()):
+            blocks.setdefault(chunk, row)
+        read.append((vectors[1], blocks, planned))
+    # An executor that gave its pool to others lists the blocks that they added, too: these are theirs.
+    told = {chunk for entry in read if entry for chunk in entry[1] if chunk in entry[2]}
     counts: list[int | None] = []
     pools = [np.empty(0, _NDARRAY)]
     for entry in read:
         if entry is None:
             counts.append(None)
             continue
-        pool, used = entry
-        left = np.array([int(chunk) not in told for chunk in pool["chunk"]], bool)
-        told.update(pool["chunk"][left].tolist())
-        pools.append(pool[used | left])
-        counts.append(len(pools[-1]))
+        pool, blocks, planned = entry
+        rows = [row for chunk, row in blocks.items() if chunk in planned or chunk not in told]
+        told.update(blocks)
+        pools.append(pool[rows])
+        counts.append(len(rows))
     found = _by_engine(np.concatenate(pools), reader, False)
     if not found.seen.all():
         return _by_engine(np.empty(0, _NDARRAY), reader, False), [None] * len(counts)
@@ -384,16 +389,16 @@ def pool_places(executors: Sequence[Any], proved: Layout) -> tuple[Places, list[
     return whole, counts
 
 
-def _belong(executor: Any, entries: np.ndarray, outputs: np.ndarray, reader: Reader) -> bool:
-    """Whether what reads as an executor's entries and outputs holds the arrays that Python knows it by."""
+def _belong(executor: Any, planned: set[int], outputs: np.ndarray, reader: Reader) -> bool:
+    """Whether what reads as an executor's plan and outputs holds the arrays that Python knows it by."""
     arguments = executor.arg_arrays
     known = [*executor.outputs, *arguments[:1], *arguments[-1:]]
     handles = np.array([array.handle.value for array in known], np.uint64)
-    owners, read = reader.gather(handles, 8)
-    owners = owners.view("<u8").ravel()
+    raw, read = reader.gather(handles, 8)
+    owners = raw.view("<u8").ravel().tolist()
     count = len(executor.outputs)
-    return bool(
-        read.all()
-        and np.array_equal(outputs["chunk"], owners[:count])
-        and np.isin(owners[count:], entries["chunk"]).all()
+    return (
+        bool(read.all())
+        and outputs["chunk"].tolist() == owners[:count]
+        and planned.issuperset(owners[count:])
     )

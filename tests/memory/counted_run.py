@@ -92,6 +92,14 @@ def main() -> None:
     out["after looking"] = counters.read()
     del module
     rest()
+
+    import bucketlab
+
+    ours = runs.bucketing((8, 5), namespace=bucketlab)
+    rest()
+    out["ours"] = told(memory(ours))
+    del ours
+    rest()
     counters.stop()
     out["stopped"] = counters.read()
     print(json.dumps(out))

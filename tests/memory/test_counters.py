@@ -49,8 +49,9 @@ def test_their_release_is_seen(run):
     assert run["none"] == run["before"]
 
 
-def test_a_module_on_two_contexts_is_counted_to_the_byte(run):
-    counted, held = run["module"]["engine"]["cpu(1)"]
+@pytest.mark.parametrize("whose", ["module", "ours"])
+def test_a_module_on_two_contexts_is_counted_to_the_byte(run, whose):
+    counted, held = run[whose]["engine"]["cpu(1)"]
     assert counted - run["before"]["cpu(1)"] == held > 0
 
 
