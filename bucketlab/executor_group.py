@@ -19,10 +19,11 @@ from bucketlab.binding import ContextMemory
 from bucketlab.bound import BoundShapes
 from bucketlab.errors import NotReadyError, ShapeError, SliceError, StaleError
 from bucketlab.feeding import as_array
+from bucketlab.losses import AveragingLoss, averaging_losses, warn_if_uneven
 from bucketlab.rows import RowAxis, check_rows
 from bucketlab.shapes import BOTH_FORMS, BatchShapes, DataDesc, batch_axis, is_per_context, parse
 from bucketlab.sharing import GroupMemory, engine_settings
-from bucketlab.slicing import ContextSlice, SliceReport, check_workload, slices_of
+from bucketlab.slicing import ContextSlice, SliceReport, check_workload, divisor, slices_of
 
 GRAD_REQS = ("write", "add", "null")
 
@@ -105,6 +106,9 @@ class DataParallelExecutorGroup:
         )
         self._memory.groups.add(self)
         self._bounds: dict[Any, BoundShapes] = {}
+        # What each context was bound to last: data and label descriptions.
+        self._parts: dict[int, Any] = {}
+        self._averages: tuple[AveragingLoss, ...] | None = None
         self._monitors: list[Any] = []
         # Rows that are filler: at the end of the whole batch, or of each part of a batch that came as a list.
         self._pad = 0
@@ -144,7 +148,29 @@ class DataParallelExecutorGroup:
     def _slices(self, shapes: BatchShapes) -> list[slice] | None:
         if shapes.per_context or shapes.rows is None:
             return None
-        return slices_of(shapes.rows, self.workload, self.split)
+        few = shapes.rows < len(self.contexts)
+        return slices_of(shapes.rows, self.workload, self.split, together=few and self._rows_depend(shapes))
+
+    def _rows_depend(self, shapes: BatchShapes) -> bool:
+        """Whether what one row gives depends on the others: a batch of few rows then stays whole, on one context."""
+        return bool(self.aux_names) or bool(self._averaging(shapes))
+
+    def _averaging(self, shapes: BatchShapes) -> tuple[AveragingLoss, ...]:
+        """Losses that average over the rows of their own context, looked for once."""
+        if self._averages is None:
+            descs = [desc for part in shapes.of_context(0, None) for desc in part]
+            axes = {desc.name: batch_axis(desc.layout) for desc in descs}
+            self._averages = averaging_losses(self.symbol, {desc.name: desc.shape for desc in descs}, axes)
+        return self._averages
+
+    def _warn_if_uneven(self, shapes: BatchShapes, slices: Sequence[slice] | None) -> None:
+        if shapes.per_context:
+            rows = [shapes.context_rows(i) or 0 for i in range(len(shapes.data))]
+        else:
+            rows = [part.stop - part.start for part in slices or ()]
+        if self.for_training and len({count for count in rows if count}) > 1:
+            step = None if shapes.per_context else divisor(self.workload)
+            warn_if_uneven(self._averaging(shapes), rows, step, self._memory.told)
 
     def _bind(self, shapes: BatchShapes) -> BoundShapes:
         slices, count = self._slices(shapes), len(self.contexts)
@@ -153,13 +179,19 @@ class DataParallelExecutorGroup:
         else:
             active = [i for i in range(count) if slices is None or slices[i].stop > slices[i].start]
         needs: dict[int, binding.Requirements] = {}
+        parts: dict[int, Any] = {}
         for i in range(count):
-            # Contexts that rest are bound for a row, or as the first one is: programs expect an executor on each.
+            # Contexts that rest are bound for a row, or as they were last: programs expect an executor on each.
             rows = None if slices is None else max(1, slices[i].stop - slices[i].start)
-            data, label = shapes.of_context(i if i in active or not shapes.per_context else 0, rows)
-            needs[i] = self._requirements(i, data, label)
+            if i in active or not shapes.per_context:
+                parts[i] = shapes.of_context(i, rows)
+            else:
+                parts[i] = self._parts.get(i) or shapes.of_context(0, rows)
+            needs[i] = self._requirements(i, *parts[i])
+        self._warn_if_uneven(shapes, slices)
         with engine_settings(self.for_training):
             execs = self._executors(needs)
+        self._parts = parts
         for executor in execs.values():
             for monitor in self._monitors:
                 monitor.install(executor)

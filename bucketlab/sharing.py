@@ -51,7 +51,8 @@ def engine_settings(for_training: bool) -> Iterator[None]:
 class GroupMemory:
     """The arrays of each context, the groups that use them, and whose results lie in the working memory.
 
-    ``ran`` is what ran last: backward passes and outputs of anything else are stale.
+    ``ran`` is what ran last: backward passes and outputs of anything else are stale. ``told`` are layers that a
+    warning has named already.
     """
 
     def __init__(self, contexts: Sequence[ContextMemory]):
@@ -59,6 +60,7 @@ class GroupMemory:
         self.groups: WeakSet[DataParallelExecutorGroup] = WeakSet()
         self.ran: BoundShapes | None = None
         self.ran_training = False
+        self.told: set[str] = set()
         self.outdated: list[DataParallelExecutorGroup] = []
         self._appetite = 0
         self._own_bytes: int | None = None

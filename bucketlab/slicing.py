@@ -107,10 +107,18 @@ def row_counts(rows: int, workload: Sequence[float], rule: str = "balanced") -> 
     return _exact(rows, workload)
 
 
-def slices_of(rows: int, workload: Sequence[float], rule: str = "balanced") -> list[slice]:
-    """The same as :func:`row_counts`, as consecutive slices of the batch axis."""
+def slices_of(rows: int, workload: Sequence[float], rule: str = "balanced", together: bool = False) -> list[slice]:
+    """The same as :func:`row_counts`, as consecutive slices of the batch axis.
+
+    ``together``: a batch that the balanced rule would give to fewer contexts than there are stays whole, on the
+    context with the largest workload.
+    """
+    counts = row_counts(rows, workload, rule)
+    if together and 0 in counts:
+        most = max(range(len(counts)), key=lambda i: (workload[i], -i))
+        counts = [rows if i == most else 0 for i in range(len(counts))]
     begin, cut = 0, []
-    for count in row_counts(rows, workload, rule):
+    for count in counts:
         cut.append(slice(begin, begin + count))
         begin += count
     return cut
