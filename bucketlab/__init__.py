@@ -11,6 +11,7 @@ from bucketlab.module.bucketing import BucketingModule
 from bucketlab.module.module import Module
 from bucketlab.module.python import PythonLossModule, PythonModule
 from bucketlab.module.sequential import SequentialModule
+from bucketlab.module.svrg import SVRGModule
 from bucketlab.record import Recorder
 from bucketlab.record.report import save_report
 from bucketlab.widgets import Lab
@@ -25,6 +26,7 @@ __all__ = [
     "PythonLossModule",
     "PythonModule",
     "Recorder",
+    "SVRGModule",
     "SequentialModule",
     "Snapshot",
     "aliases",
