@@ -467,15 +467,18 @@ class DataParallelExecutorGroup:
                     f"backward() of a network without a loss layer needs out_grads, one array for each of its outputs "
                     f"{self.output_names}: {binding.last_line(error)}"
                 ) from None
-            return
-        for i, grads in zip(bound.active, self._cut_out_grads(out_grads)):
-            bound.execs[i].backward(out_grads=grads)
+        else:
+            for i, grads in zip(bound.active, self._cut_out_grads(out_grads)):
+                bound.execs[i].backward(out_grads=grads)
+        if bound.rests:
+            # Some operators, BatchNorm among them, update their running statistics in the backward pass.
+            self._spread_aux()
 
     def _cut_out_grads(self, out_grads: Any) -> list[list[Any]]:
         bound = self._bound
         grads = list(out_grads) if isinstance(out_grads, (list, tuple)) else [out_grads]
         if bound.shapes.per_context and grads and isinstance(grads[0], (list, tuple)):
-            return [[g.as_in_context(self.contexts[i]) for g in one] for i, one in zip(bound.active, grads)]
+            return self._own_out_grads(grads)
         if len(grads) != self.num_outputs:
             raise ShapeError(f"out_grads has {len(grads)} arrays and there are {self.num_outputs} outputs: {self.output_names}")
         counts = self._entries()
@@ -500,6 +503,18 @@ class DataParallelExecutorGroup:
                     )
                 cut[at].append(part.as_in_context(self.contexts[i]))
         return cut
+
+    def _own_out_grads(self, grads: Sequence[Any]) -> list[list[Any]]:
+        """out_grads that come as one list for each context that ran."""
+        bound = self._bound
+        expected = [[part.shape for part in parts] for parts in zip(*bound.context_outputs)]
+        given = [[tuple(grad.shape) for grad in one] for one in grads]
+        if given != expected:
+            raise ShapeError(
+                f"out_grads has shapes {given} by context; expected {expected}, one list for each context that ran with "
+                f"an array for each of {self.output_names}"
+            )
+        return [[grad.as_in_context(self.contexts[i]) for grad in one] for i, one in zip(bound.active, grads)]
 
     def _entries(self) -> list[list[int]]:
         """``[output][active context]``: entries along the row axis."""
