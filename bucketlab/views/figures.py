@@ -121,7 +121,7 @@ def ledger_figure(ledger: Ledger) -> StillFigure:
         axes.barh(y, row.distinct, height=0.7, color=_BLUE)
         axes.barh(y, beyond, left=row.distinct, height=0.7, color="white", edgecolor=_GREY, hatch="////")
         axes.annotate(
-            f" {byte_size(row.distinct)} of {byte_size(row.declared)}",
+            f" {byte_size(row.distinct)}" + (f" of {byte_size(row.declared)}" if row.declared else ""),
             (row.distinct + beyond, y),
             va="center",
             fontsize=8,
@@ -141,7 +141,7 @@ def ledger_figure(ledger: Ledger) -> StillFigure:
             Patch(facecolor="white", edgecolor=_GREY, hatch="////", label="declared beyond it"),
         ],
         loc="upper center",
-        bbox_to_anchor=(0.5, -0.7 / figure.get_figheight()),
+        bbox_to_anchor=(0.5, -0.4 / figure.get_figheight()),
         ncols=2,
         fontsize=8,
         frameon=False,

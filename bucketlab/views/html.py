@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from bucketlab.views.tables import (
+    MODULE,
     alias_table,
     bucket_label,
     byte_size,
@@ -125,6 +126,15 @@ def aliases_html(report: AliasReport, limit: int = 60, columns: int = 24) -> str
     Shows the ``limit`` largest arrays and the first ``columns`` buckets; the rest is counted in a last row.
     """
     shown = alias_table(report, limit)
+    buckets = shown.buckets
+    # What is of no bucket has its label across the table, unless that column is needed anyway.
+    common = (
+        len(buckets) > 1
+        and buckets[-1] == MODULE
+        and all(any(r.groups[:-1]) != bool(r.groups[-1]) for r in shown.rows)
+    )
+    if common:
+        buckets = buckets[:-1]
     parts = []
     lit: dict[str, None] = {}
     for (context, role), rows in groupby(shown.rows, key=lambda row: (row.context, row.role)):
@@ -132,22 +142,25 @@ def aliases_html(report: AliasReport, limit: int = 60, columns: int = 24) -> str
         for row in rows:
             cells = []
             before: set[str] = set()
-            for group in row.groups[:columns]:
+            wide = common and bool(row.groups[-1])
+            for group in row.groups[-1:] if wide else row.groups[: min(columns, len(buckets))]:
                 shared = group in shown.shared
                 # One tab stop for each memory of a row: tabbing through every bucket would lead nowhere new.
                 cells.append({"group": group, "shared": shared, "first": group not in before})
                 before.add(group)
                 if shared:
                     lit[group] = None
-            lines.append({"name": row.name, "bytes": f"{row.bytes:,}", "cells": cells})
-        parts.append({"context": context, "role": role.replace("_", " "), "rows": lines})
+            lines.append({"name": row.name, "bytes": f"{row.bytes:,}", "cells": cells, "wide": wide})
+        parts.append(
+            {"context": context, "role": role.replace("_", " "), "rows": lines, "common": lines[0]["wide"]}
+        )
     return _render(
         "aliases",
         parts=parts,
         lit=list(lit),
-        buckets=shown.buckets[:columns],
-        more_buckets=shown.buckets[columns:],
-        more=number(len(shown.buckets[columns:]), "more bucket"),
+        buckets=buckets[:columns],
+        more_buckets=buckets[columns:],
+        more=number(len(buckets[columns:]), "more bucket"),
         members=number(sum(len(group.members) for group in report.groups), "array"),
         groups=number(len(report.groups), "piece"),
         saved=byte_size(report.saved),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bucketlab.slicing import ContextSlice, SliceReport
 
 __all__ = [
+    "MODULE",
     "AliasRow",
     "AliasTable",
     "alias_table",
@@ -30,9 +31,13 @@ __all__ = [
 ]
 
 
+#: Heads the column of what belongs to no bucket.
+MODULE = "module"
+
+
 def bucket_label(bucket: Hashable) -> str:
     """A bucket's key as people see it; what belongs to no bucket is of the module."""
-    return "module" if bucket is None else str(bucket)
+    return MODULE if bucket is None else str(bucket)
 
 
 def byte_size(count: int) -> str:

@@ -222,13 +222,13 @@ def test_sharing_as_html():
     page = Reader(made)
     assert page.tables == [
         [
-            ["array", "bytes", "a", "b", "module"],
+            ["array", "bytes", "a", "b"],
             ["cpu(0) · parameter"],
-            ["w", "40", "m0", "m0", ""],
+            ["w", "40", "m0", "m0"],
             ["cpu(0) · gradient"],
-            ["w", "40", "m1", "m2", ""],
-            ["cpu(0) · host"],
-            ["w", "40", "", "", "m3"],
+            ["w", "40", "m1", "m2"],
+            ["cpu(0) · host · of all buckets"],
+            ["w", "40", "m3"],
         ]
     ]
     # One tab stop a row lights both cells; what is alone cannot be lit.
@@ -239,7 +239,7 @@ def test_sharing_as_html():
 
 def test_a_ledger_as_html_has_the_figures_of_the_text():
     page = Reader(html.ledger_html(LEDGER))
-    first, buckets, engine = page.tables
+    first, buckets, engine, process = page.tables
     assert ["pool", "2", "2,000", "1,000", "400", ""] in first
     assert ["input gradient", "1", "24", "24", html.NOTHING, ""] in first
     assert first[-1] == ["all", "5", "2,104", "1,064", "400", ""]
@@ -247,6 +247,7 @@ def test_a_ledger_as_html_has_the_figures_of_the_text():
         ["a", "1,040", "1,040", "0", "1,040", "b (1.04 kB)", ""],
         ["b", "1,064", "1,040", "24", "24", "a (1.04 kB)", ""],
     ]
+    assert process[1][1] == "5,000 bytes" and process[3][1] == "not known here"
     assert engine[1] == ["cpu(0)", "700", "640", "60"]
     assert {"1.06 kB", "2.10 kB", "1.04 kB", "5,000 bytes", "not known here"} <= set(page.texts)
 
