@@ -33,7 +33,7 @@ class SVRGModule(Module):
     """
 
     starts_from_last_mean = True
-    """Whether a sum over all data starts from the last mean (as in mxnet.contrib), or from zero (as published)."""
+    """Whether the sum over all data starts from the last mean, as in mxnet.contrib, or from zero."""
 
     def __init__(
         self,
