@@ -12,6 +12,7 @@ from bucketlab.module.module import Module
 from bucketlab.module.python import PythonLossModule, PythonModule
 from bucketlab.module.sequential import SequentialModule
 from bucketlab.module.svrg import SVRGModule
+from bucketlab.patching import patch
 from bucketlab.record import Recorder
 from bucketlab.record.report import save_report
 from bucketlab.widgets import Lab
@@ -34,6 +35,7 @@ __all__ = [
     "memory",
     "models",
     "mx",
+    "patch",
     "same_memory",
     "save_report",
     "snapshot",
