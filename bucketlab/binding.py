@@ -90,7 +90,7 @@ def requirements(
     attributes = symbol.attr_dict()
     arg_types, aux_types = _infer_types(symbol, given, attributes)
     storage = {name: STORAGE.get(attributes.get(name, {}).get("__storage_type__", "0"), "default") for name in arg_names}
-    grad_storage = _gradient_storage(symbol, memory.context, given, arg_types, grad_req, attributes)
+    grad_storage = _gradient_storage(symbol, memory, params, given, arg_types, grad_req, attributes)
 
     def home(name: str) -> Any:
         group = attributes.get(name, {}).get("__ctx_group__")
@@ -199,7 +199,8 @@ def _infer_types(
 
 def _gradient_storage(
     symbol: Any,
-    context: Any,
+    memory: ContextMemory,
+    params: set[str],
     given: Mapping[str, Any],
     types: Mapping[str, Any],
     grad_req: Mapping[str, str],
@@ -212,8 +213,11 @@ def _gradient_storage(
     )
     if not sparse or all(request == "null" for request in grad_req.values()):
         return {}
+    known = memory.params.grads
+    if all(name in known for name, request in grad_req.items() if request != "null" and name in params):
+        return {name: known[name].stype for name in grad_req if name in known}
     probe = symbol.simple_bind(
-        context, grad_req=dict(grad_req), type_dict=dict(types), **{name: desc.shape for name, desc in given.items()}
+        memory.context, grad_req=dict(grad_req), type_dict=dict(types), **{name: desc.shape for name, desc in given.items()}
     )
     return {name: grad.stype for name, grad in probe.grad_dict.items() if grad is not None}
 

@@ -81,9 +81,9 @@ class DataParallelExecutorGroup:
         self.output_layouts = [
             batch_axis(symbol[i].attr("__layout__")) for i in range(self.num_outputs)
         ]
-        if shared_group is not None and len(shared_group.execs) < len(self.contexts):
+        if shared_group is not None and len(shared_group.contexts) < len(self.contexts):
             raise ShapeError(
-                f"shared_group has executors on {len(shared_group.execs)} context(s) and {len(self.contexts)} are asked "
+                f"shared_group has executors on {len(shared_group.contexts)} context(s) and {len(self.contexts)} are asked "
                 f"for: {', '.join(map(str, self.contexts))}; share with a group on at least as many"
             )
         shapes = _given_shapes(data_shapes, label_shapes, len(self.contexts))
@@ -276,10 +276,15 @@ class DataParallelExecutorGroup:
         for name in OF_EXECUTORS:
             self.__dict__.pop(name, None)
 
+    def revive(self) -> None:
+        """Bind the executors again that were let go of, for the shapes they had; nothing if they are there."""
+        if "_bound" not in self.__dict__:
+            self.bind_exec(self._shapes, None)
+
     def __getattr__(self, name: str) -> Any:
         # Reached only for what is not there: executors that were let go of are bound again for the shapes they had.
         if name in OF_EXECUTORS and "_shapes" in self.__dict__:
-            self.bind_exec(self._shapes, None)
+            self.revive()
             return self.__dict__[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -527,8 +532,13 @@ class DataParallelExecutorGroup:
         """Contexts without rows have gradient zero; sums that add up over batches stay as they are."""
         for i in set(range(len(self.contexts))) - set(self._bound.active):
             for name, grad in self.execs[i].grad_dict.items():
-                if grad is not None and self.grad_req[name] == "write":
+                if grad is None or self.grad_req[name] != "write":
+                    continue
+                if grad.stype == "default":
                     grad[:] = 0
+                else:
+                    # Rows of zeros are rows all the same: lazy optimizers would move their weights.
+                    mx.nd.sparse.zeros(grad.stype, grad.shape, grad.context, grad.dtype).copyto(grad)
 
     def _current(self, call: str) -> BoundShapes:
         bound, ran = self._bound, self._memory.ran

@@ -209,9 +209,9 @@ class Module(BaseModule):
         if not shared_module.params_initialized:
             raise NotReadyError("shared_module has no parameters yet: call its init_params() first")
         group = shared_module._exec_group
-        if len(group.execs) < len(self._context):
+        if len(group.contexts) < len(self._context):
             raise ShapeError(
-                f"shared_module has executors on {len(group.execs)} context(s), and this module is on "
+                f"shared_module has executors on {len(group.contexts)} context(s), and this module is on "
                 f"{len(self._context)}; share with a module on at least as many contexts"
             )
         return group
@@ -480,6 +480,9 @@ class Module(BaseModule):
         batch, shapes = batches.fitting(data_batch, self._exec_group, self._data_names, self._label_names)
         if shapes is not None:
             self._reshape(shapes)
+        if self._update is not None and self._update.unpulled:
+            # No prepare() named the rows of sparse parameters that this batch needs: it gets all of them.
+            self._update.pull_rows(self._all_rows(self._update.unpulled))
         self._exec_group.forward(batch, is_train)
         self._notify("forward", data_batch)
 
@@ -596,7 +599,7 @@ class _Keeper:
     """Stands for the executors that a re-bind replaces: gives their parameters, not their inputs and working memory."""
 
     def __init__(self, group: DataParallelExecutorGroup):
-        self.execs = group.execs
+        self.contexts = group.contexts
         self._memory = group._memory.without_executors()
 
 

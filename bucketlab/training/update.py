@@ -34,10 +34,11 @@ DECAYED = ("_weight", "_gamma")
 
 
 class Plan(NamedTuple):
-    """What one step of certain names consists of."""
+    """What one step of certain names consists of. ``unpulled`` are weights that only the kvstore has afterwards."""
 
     fused: FusedStep | None
     plain: tuple[LocalStep | KVStoreStep, ...]
+    unpulled: tuple[str, ...] = ()
 
     def run(self) -> bool:
         """One step; False, with nothing done, if the plan no longer holds."""
@@ -80,6 +81,8 @@ class Update:
         contexts = [store.context for store in stores]
         self.updater = Updater(optimizer, exchange, self._names, stores[0].weights, contexts)
         self._planned_for = optimizer
+        self.unpulled: set[str] = set()
+        """Row_sparse weights that the kvstore has updated and no context has pulled any rows of since."""
         if exchange.kvstore is not None:
             install(exchange, self.updater)
             self._introduce(self._names, arg_params or {})
@@ -166,6 +169,8 @@ class Update:
         plan = self._plans.get((names, active))
         while plan is None or not plan.run():
             plan = self._plans[names, active] = self._plan(names, active)
+        if plan.unpulled:
+            self.unpulled.update(plan.unpulled)
 
     def plan(self, names: tuple[str, ...], active: tuple[int, ...] | None = None) -> Plan:
         """The plan of a step, to look into: how many engine calls it takes, what is fused."""
@@ -199,6 +204,7 @@ class Update:
                 )
             else:
                 self.kvstore.row_sparse_pull(name, weights, row_ids=rows, priority=-self._positions[name])
+                self.unpulled.discard(name)
 
     def set_weight(self, name: str, value: Any) -> None:
         """Tell a kvstore that keeps weights of its own that this one has been set; no other need know."""
@@ -268,7 +274,8 @@ class Update:
             fused_step = FusedStep(
                 members, keys, *shared, family, self.updater, self._flat_states, self._scratch
             )
-        return Plan(fused_step, tuple(steps))
+        sparse = [name for name in through_kvstore if self._stores[0].weights[name].stype != "default"]
+        return Plan(fused_step, tuple(steps), tuple(sparse) if self.update_on_kvstore else ())
 
     def _fusable(self, names: Sequence[str], family: Family | None) -> set[str]:
         """Those that one kernel over a flat buffer updates to the same bits as mx.mod.
