@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bucketlab import mx
-from bucketlab.training.exchange import make_optimizer, open_exchange
+from bucketlab.training.exchange import Exchange, open_exchange
 from bucketlab.training.flat import FlatParameters, ParamSpec
 from bucketlab.training.update import Update
 
@@ -82,19 +82,21 @@ class Ours:
         rows: int,
         grad_req: Any = "write",
         stores: list[FlatParameters] | None = None,
+        grad_stypes: dict[str, str] | None = None,
     ):
         self.symbol, self.contexts, self.rows = symbol, contexts, rows
         self.names = tuple(name for name in symbol.list_arguments() if name in values)
         self.stores = stores or [FlatParameters(context) for context in contexts]
         self.values = values
         share = rows // len(contexts)
+        stypes = grad_stypes or {}
         self.execs = []
         for store, context in zip(self.stores, contexts):
             req = {name: grad_req if isinstance(grad_req, str) else grad_req[name] for name in self.names}
             store.ensure(
                 [
-                    ParamSpec(name, value.shape, value.dtype, value.stype, value.stype, req[name])
-                    for name, value in ((name, values[name]) for name in self.names)
+                    ParamSpec(name, one.shape, one.dtype, one.stype, stypes.get(name, one.stype), req[name])
+                    for name, one in ((name, values[name]) for name in self.names)
                 ]
             )
             for name in self.names:
@@ -115,9 +117,13 @@ class Ours:
     def init_optimizer(self, kvstore: Any, optimizer: Any, settings: dict[str, Any], **more: Any) -> None:
         """As Module.init_optimizer."""
         exchange = open_exchange(kvstore, self.contexts, self.values, **more)
-        rescale = 1.0 / self.rows / exchange.workers
-        self.optimizer = make_optimizer(optimizer, settings, exchange, self.names, self.symbol, rescale)
-        self.update = Update.create(self.stores, self.names, self.optimizer, exchange, self.values)
+        settings = {"rescale_grad": 1.0 / (self.rows * exchange.workers), **settings}
+        made = optimizer_for(exchange, self.names, optimizer, settings, self.symbol)
+        self.update = Update.create(self.stores, self.names, made, exchange, self.values)
+
+    @property
+    def optimizer(self) -> Any:
+        return self.update.optimizer
 
     def forward_backward(self, batch: Any, active: Any = None) -> None:
         """Gradients of the batch's slices in the active contexts."""
@@ -133,6 +139,15 @@ class Ours:
     def weights(self, context: int = 0) -> dict[str, np.ndarray]:
         """All parameters of a context."""
         return {name: self.stores[context].weights[name].asnumpy() for name in self.names}
+
+
+def optimizer_for(exchange: Exchange, names: Any, optimizer: Any, settings: Any, symbol: Any = None) -> Any:
+    """An optimizer that knows the names of its indices, as a module makes it."""
+    if isinstance(optimizer, str):
+        index_names = exchange.index_names(names)
+        return mx.optimizer.create(optimizer, sym=symbol, param_idx2name=index_names, **settings)
+    optimizer.idx2name = exchange.index_names(names)
+    return optimizer
 
 
 def reference(

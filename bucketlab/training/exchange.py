@@ -1,4 +1,4 @@
-"""How contexts share gradients: the answer to a ``kvstore`` argument, and the optimizer that belongs to it.
+"""How contexts share gradients: what becomes of a ``kvstore`` argument.
 
 'local' and 'device' are sums within this process: bucketlab does them itself, on flat buffers
 and in mxnet's order; whatever else a kvstore may be (an instance, dist, compression) is used as it is.
@@ -7,8 +7,7 @@ and in mxnet's order; whatever else a kvstore may be (an instance, dist, compres
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,34 +106,6 @@ def open_exchange(
         store.set_gradient_compression(dict(compression_params))
     plain = isinstance(kvstore, str) and not compression_params and on_cpu
     return Exchange(store, IN_PROCESS.get(kvstore) if plain else None, bool(update), count)
-
-
-def make_optimizer(
-    optimizer: Any,
-    optimizer_params: Iterable[tuple[str, Any]] | Mapping[str, Any],
-    exchange: Exchange,
-    names: Sequence[str],
-    symbol: Any,
-    rescale_grad: float,
-) -> Any:
-    """The optimizer for these parameters: made from its name, or the given one, told what its indices are."""
-    index_names = exchange.index_names(names)
-    if isinstance(optimizer, str):
-        settings = {"rescale_grad": rescale_grad, **dict(optimizer_params)}
-        return mx.optimizer.create(optimizer, sym=symbol, param_idx2name=index_names, **settings)
-    if not isinstance(optimizer, mx.optimizer.Optimizer):
-        raise TypeError(
-            f"optimizer is a {type(optimizer).__name__}; expected a name such as 'sgd', or an Optimizer"
-        )
-    if optimizer.rescale_grad != rescale_grad:
-        warnings.warn(
-            f"the given optimizer has rescale_grad={optimizer.rescale_grad}; one over the rows of a batch is "
-            f"{rescale_grad}. Gradients are sums over the batch, so this changes the step. Is that meant?",
-            stacklevel=3,
-        )
-    if not optimizer.idx2name:
-        optimizer.idx2name = index_names
-    return optimizer
 
 
 class Scratch:

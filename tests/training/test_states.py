@@ -9,7 +9,7 @@ import pytest
 
 from bucketlab import mx
 from bucketlab.errors import NotReadyError, ShapeError
-from bucketlab.training.exchange import Exchange, make_optimizer, open_exchange
+from bucketlab.training.exchange import Exchange, open_exchange
 from bucketlab.training.update import Update
 from update_runs import Ours, assert_same, batches, cpus, first_values, mlp, reference
 
@@ -238,13 +238,3 @@ def test_a_huge_parameter_leaves_the_update_to_the_module():
 
 class Huge:
     shape = (16 * 1024 * 1024 + 1,)
-
-
-def test_an_optimizer_made_elsewhere_is_told_its_names_and_warned_of():
-    exchange = open_exchange(None, cpus(1), {})
-    mine = mx.optimizer.SGD(rescale_grad=1.0)
-    with pytest.warns(UserWarning, match=r"rescale_grad=1\.0.*0\.25"):
-        assert make_optimizer(mine, {}, exchange, ["a", "b"], None, 0.25) is mine
-    assert mine.idx2name == {0: "a", 1: "b"}
-    with pytest.raises(TypeError, match="float"):
-        make_optimizer(0.1, {}, exchange, ["a"], None, 1.0)

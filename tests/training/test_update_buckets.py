@@ -8,10 +8,10 @@ import pytest
 from bucketlab import mx
 from bucketlab._calls import OperatorCall
 from bucketlab.errors import NotReadyError
-from bucketlab.training.exchange import make_optimizer, open_exchange
+from bucketlab.training.exchange import open_exchange
 from bucketlab.training.flat import FlatParameters, ParamSpec
 from bucketlab.training.update import Update
-from update_runs import COLUMNS, Ours, assert_same, batches, cpus, first_values, mlp, reference
+from update_runs import COLUMNS, Ours, assert_same, batches, cpus, first_values, mlp, optimizer_for, reference
 
 ROWS = 8
 
@@ -135,9 +135,7 @@ def test_active_names_contexts_that_there_are(active):
 
 def update_of(stores, names, kvstore="local", optimizer="sgd", **settings):
     exchange = open_exchange(kvstore, [store.context for store in stores], stores[0].weights)
-    return Update.create(
-        stores, names, make_optimizer(optimizer, settings, exchange, names, None, 1.0), exchange
-    )
+    return Update.create(stores, names, optimizer_for(exchange, names, optimizer, settings), exchange)
 
 
 def many(count, contexts, *more, **settings):
