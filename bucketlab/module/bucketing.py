@@ -7,11 +7,15 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+from tqdm.auto import tqdm
+
 from bucketlab._engine import mx
 from bucketlab.errors import BucketError, NotReadyError
 from bucketlab.module import checkpoints
 from bucketlab.module.base import BaseModule, _check_input_names
 from bucketlab.module.module import DEFAULT_INITIALIZER, Module
+from bucketlab.module.prebind import shapes_of
+from bucketlab.module.residency import Residency
 from bucketlab.slicing import SliceReport
 
 SymGen = Callable[[Any], tuple[Any, Any, Any]]
@@ -62,6 +66,7 @@ class BucketingModule(BaseModule):
         self._giver: Any = None
         self._grad_req: Any = None
         self._monitor: Any = None
+        self._residency = Residency()
         symbol, data_names, label_names = self._generate(default_bucket_key)
         _check_input_names(symbol, data_names, "data", True)
         _check_input_names(symbol, label_names, "label", False)
@@ -143,7 +148,8 @@ class BucketingModule(BaseModule):
         module = loaded if loaded is not None else self._new_module(key)
         if self.binded and self.params_initialized:
             self._hand_over(module)
-        module.bind(data_shapes, label_shapes, for_training, inputs_need_grad, grad_req=grad_req)
+        with self._residency.binding(key):
+            module.bind(data_shapes, label_shapes, for_training, inputs_need_grad, grad_req=grad_req)
         others = {} if self.binded else {k: m for k, m in self._buckets.items() if k != key}
         self.for_training, self.inputs_need_grad, self._grad_req = for_training, inputs_need_grad, grad_req
         self._buckets = {key: module, **others}
@@ -174,6 +180,8 @@ class BucketingModule(BaseModule):
         module = self._bucket(bucket_key, data_shapes, label_shapes)
         if self._curr_module is not module:
             self._curr_module, self._curr_bucket_key = module, bucket_key
+            if self._residency.limited:
+                self._come_back(bucket_key, module)
             self._notify("switch", bucket_key)
 
     def _bucket(self, key: Hashable, data_shapes: Any, label_shapes: Any) -> Module:
@@ -195,14 +203,15 @@ class BucketingModule(BaseModule):
         if module is None:
             module = self._new_module(key)
         try:
-            module.bind(
-                data_shapes,
-                label_shapes,
-                self.for_training,
-                self.inputs_need_grad,
-                shared_module=self._giver,
-                grad_req=self._request_of(module),
-            )
+            with self._residency.binding(key):
+                module.bind(
+                    data_shapes,
+                    label_shapes,
+                    self.for_training,
+                    self.inputs_need_grad,
+                    shared_module=self._giver,
+                    grad_req=self._request_of(module),
+                )
         except ValueError as error:
             raise type(error)(f"bucket {key!r}: {error}") from error
         if self._monitor is not None:
@@ -210,6 +219,59 @@ class BucketingModule(BaseModule):
         self._buckets[key] = module
         self._notify("bind", key)
         return module
+
+    def prebind(self, plan: Any, progress: bool | None = None) -> None:
+        """Bind buckets before their batches come, with a progress bar (None: only on a terminal).
+
+        ``plan``: an iterator with ``shapes()`` such as BucketIter, a BucketPlan, or a mapping of key to (data_shapes,
+        label_shapes). Buckets that are bound already stay. The current bucket stays current.
+
+        >>> module.prebind(train)
+        """
+        self._require("prebind()")
+        default = self._giver._exec_group
+        wanted = shapes_of(plan, self._default_bucket_key, default.data_shapes, default.label_shapes)
+        missing = [key for key in wanted if key not in self._buckets or not self._buckets[key].binded]
+        for key in tqdm(missing, desc="binding", unit="bucket", disable=None if progress is None else not progress):
+            self._bucket(key, *wanted[key])
+
+    def release(self, bucket_key: Hashable) -> None:
+        """Let go of a bucket's executors and their graphs; its next batch binds it again, at no more memory than before.
+
+        Parameters, gradients and optimizer state stay. The bucket that owns the working memory keeps that until a
+        hungrier one comes. Raises BucketError for a bucket that is not there.
+        """
+        module = self._buckets.get(bucket_key)
+        if module is None:
+            raise BucketError(f"bucket {bucket_key!r} is not bound; bound are {list(self._buckets)}")
+        self._residency.gone(bucket_key)
+        if module.binded:
+            module._exec_group.let_go()
+        self._notify("release", bucket_key)
+
+    def limit(self, buckets: int | None = None, heap: int | None = None) -> None:
+        """Keep at most so many ``buckets`` bound, or so many bytes of process ``heap`` in their graphs.
+
+        The least used are let go and bound again when needed. The heap is measured around each bind.
+        """
+        self._residency = self._residency.under(buckets, heap)
+        self._keep_to_limit()
+
+    def _come_back(self, key: Hashable, module: Module) -> None:
+        """A bucket has become current: others may have to go for it."""
+        if key in self._residency:
+            self._residency.used(key)
+        else:
+            with self._residency.binding(key):
+                module._exec_group.revive()
+        self._keep_to_limit()
+
+    def _keep_to_limit(self) -> None:
+        for key in self._residency.to_let_go():
+            if key in self._buckets:
+                self.release(key)
+            else:
+                self._residency.gone(key)
 
     def _request_of(self, module: Module) -> Any:
         """grad_req for a bucket: a dict is cut to the arguments that the bucket has."""
