@@ -189,7 +189,8 @@ class DataParallelExecutorGroup:
                 parts[i] = self._parts.get(i) or shapes.of_context(0, rows)
             needs[i] = self._requirements(i, *parts[i])
         self._warn_if_uneven(shapes, slices)
-        with engine_settings(self.for_training):
+        # With parts of the graph on other contexts the engine's plain backend puts copies where none can be.
+        with engine_settings(self.for_training and not any(self.group2ctxs)):
             execs = self._executors(needs)
         self._parts = parts
         for executor in execs.values():
