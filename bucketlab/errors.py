@@ -7,6 +7,7 @@ __all__ = [
     "BucketlabError",
     "BudgetError",
     "DataError",
+    "DescriptionError",
     "EngineError",
     "NotReadyError",
     "ShapeError",
@@ -26,6 +27,10 @@ class EngineError(BucketlabError, ImportError):
 
 class ShapeError(BucketlabError, ValueError):
     """A shape, name, dtype or layout that does not fit; names the array, what was given and what was expected."""
+
+
+class DescriptionError(ShapeError, TypeError):
+    """Something that is no description of an array where one belongs."""
 
 
 class SliceError(BucketlabError, ValueError):

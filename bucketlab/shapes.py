@@ -7,6 +7,7 @@ string is a description, so ``[("data", (8, 4))]`` is flat and ``[[("data", (8, 
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bucketlab._engine import mx
-from bucketlab.errors import ShapeError
+from bucketlab.errors import DescriptionError, ShapeError
 
 DataDesc = mx.io.DataDesc
 
@@ -39,13 +40,17 @@ def describe(entry: Any, argument: str = "data_shapes") -> Any:
         try:
             desc = DataDesc(*entry)
         except TypeError as error:
-            raise ShapeError(f"{argument} has the entry {entry!r}; expected (name, shape) or a DataDesc") from error
+            raise DescriptionError(
+                f"{argument} has the entry {entry!r}; expected (name, shape) or a DataDesc"
+            ) from error
     if not isinstance(desc.name, str):
-        raise ShapeError(f"{argument} has an entry named {desc.name!r}; expected a string")
+        raise DescriptionError(f"{argument} has an entry named {desc.name!r}; expected a string")
     try:
-        shape = tuple(int(size) for size in desc.shape)
-    except (TypeError, ValueError) as error:
-        raise ShapeError(f"{argument}: {desc.name!r} has shape {desc.shape!r}; expected a tuple of integers") from error
+        shape = tuple(map(operator.index, desc.shape))
+    except TypeError as error:
+        raise DescriptionError(
+            f"{argument}: {desc.name!r} has shape {desc.shape!r}; expected a tuple of integers"
+        ) from error
     if any(size < 1 for size in shape):
         raise ShapeError(f"{argument}: {desc.name!r} has shape {shape}; every size must be at least 1")
     if shape == desc.shape and isinstance(entry, DataDesc):
@@ -69,7 +74,7 @@ def is_per_context(shapes: Any, argument: str = "data_shapes") -> bool:
         return False
     nested = [isinstance(entry, (list, tuple)) for entry in entries if entry is not None]
     if entries and not all(nested):
-        raise ShapeError(f"{argument} is {entries!r}; {BOTH_FORMS}")
+        raise DescriptionError(f"{argument} is {entries!r}; {BOTH_FORMS}")
     return bool(entries)
 
 
