@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ from bucketlab.bound import BoundShapes
 from bucketlab.errors import NotReadyError, ShapeError, SliceError, StaleError
 from bucketlab.feeding import as_array
 from bucketlab.losses import AveragingLoss, averaging_losses, warn_if_uneven
+from bucketlab.memory.protocol import HeldArray, HeldPool
 from bucketlab.rows import RowAxis, check_rows
 from bucketlab.shapes import BOTH_FORMS, BatchShapes, DataDesc, batch_axis, is_per_context, parse
 from bucketlab.sharing import GroupMemory, engine_settings
@@ -113,6 +114,8 @@ class DataParallelExecutorGroup:
         # Rows that are filler: at the end of the whole batch, or of each part of a batch that came as a list.
         self._pad = 0
         self._pads: list[int] | None = None
+        # Rows of the last batch, when it came as a list of batches: what gradients are divided by.
+        self.listed_rows: int | None = None
         self._fed: Any = None
         self.bind_exec(shapes, None)
 
@@ -385,11 +388,12 @@ class DataParallelExecutorGroup:
             self._feed_list(data_batch)
             bound.forward(is_train)
             self._pads, self._fed = [getattr(batch, "pad", 0) or 0 for batch in data_batch], None
-            self._pad = sum(self._pads)
+            self._pad, self.listed_rows = sum(self._pads), bound.parts[-1].stop if bound.parts else None
         elif bound.shapes.per_context:
             self._feed_per_context(data_batch, is_train)
             bound.forward(is_train)
             self._pad, self._pads, self._fed = getattr(data_batch, "pad", 0) or 0, None, None
+            self.listed_rows = None
         else:
             label = getattr(data_batch, "label", None)
             if len(data_batch.data) != len(bound.shapes.data):
@@ -399,6 +403,7 @@ class DataParallelExecutorGroup:
                 )
             bound.feed_and_forward(data_batch.data, label if label and bound.shapes.label else None, is_train)
             self._pad, self._pads, self._fed = getattr(data_batch, "pad", 0) or 0, None, label
+            self.listed_rows = None
         memory.ran, memory.ran_training = bound, is_train
         if bound.rests and is_train:
             self._spread_aux()
@@ -757,6 +762,45 @@ class DataParallelExecutorGroup:
                     mon.install(executor)
 
     # ------------------------------------------------------------------ what it looks like inside
+
+    def held_arrays(self) -> Iterator[HeldArray]:
+        """What there is now, for :mod:`bucketlab.memory`; executors that were let go of are not bound again for it."""
+        roles = {**dict.fromkeys(self.param_names, "parameter"), **dict.fromkeys(self.state_names, "state")}
+        roles.update(dict.fromkeys(self.label_names or (), "label"))
+        roles.update(dict.fromkeys(self.data_names, "data"))
+        bound = self.__dict__.get("_bound")
+        for i, context in enumerate(self.contexts):
+            memory = self._memory.contexts[i]
+            arguments = {name: memory.params.weights[name] for name in self.held_names}
+            gradients = {name: memory.params.grads.get(name) for name in self.held_names}
+            outputs: dict[str, Any] = {}
+            if bound is not None:
+                executor = bound.execs[i]
+                arguments, gradients = executor.arg_dict, executor.grad_dict
+                outputs = dict(zip(self.output_names, executor.outputs))
+            inputs = {name: array for name, array in memory.inputs.items() if name not in arguments}
+            aux = {name: memory.aux[name] for name in self.aux_names}
+            for name, array in (*arguments.items(), *inputs.items()):
+                yield HeldArray(None, i, str(context), roles.get(name, "other"), name, array)
+            for name, array in gradients.items():
+                if array is not None:
+                    role = "gradient" if roles.get(name) == "parameter" else "input_gradient"
+                    yield HeldArray(None, i, str(context), role, name, array)
+            for role, table in (("auxiliary", aux), ("output", outputs)):
+                for name, array in table.items():
+                    yield HeldArray(None, i, str(context), role, name, array)
+
+    def held_pools(self) -> Iterator[HeldPool]:
+        """Every executor that is bound now, those for other shapes and the owner of the working memory included."""
+        seen: set[int] = set()
+        current = self.__dict__.get("_bound")
+        bounds = [*([current] if current is not None else []), *self._bounds.values()]
+        owners = [memory.pool for memory in self._memory.contexts[: len(self.contexts)]]
+        for execs in (*(bound.execs for bound in bounds), owners):
+            for i, executor in enumerate(execs):
+                if executor is not None and id(executor) not in seen:
+                    seen.add(id(executor))
+                    yield HeldPool(None, i, str(self.contexts[i]), executor)
 
     def slice_report(self, bucket: Any = None) -> SliceReport:
         """How the current batch lies over the contexts."""

@@ -242,6 +242,8 @@ def _group_roles(group: Any) -> dict[str, str]:
 
 
 def _group(group: Any, bucket: Hashable) -> list[HeldArray]:
+    if callable(getattr(group, "held_arrays", None)):
+        return [entry._replace(bucket=bucket) for entry in group.held_arrays()]
     roles = _group_roles(group)
     outputs = getattr(group, "output_names", None)
     inputs = getattr(group, "shared_data_arrays", None) or ()
@@ -302,6 +304,8 @@ def _pools(source: Any, bucket: Hashable) -> list[HeldPool]:
     if inner:
         return [pool for key, part in inner for pool in _pools(part, key)]
     group = getattr(source, "_exec_group", None) or source
+    if group is not source and callable(getattr(group, "held_pools", None)):
+        return _pools(group, bucket)
     executors = getattr(group, "execs", None)
     if isinstance(executors, list):
         known: dict[int, HeldPool] = {}

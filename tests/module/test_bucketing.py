@@ -307,3 +307,14 @@ def test_a_rebind_keeps_parameters_and_momentum():
     module.bind([("data", (2, 6))], [("softmax_label", (2, 6))], force_rebind=True)
     for a, b in zip(train(module, [6, 3], rows=2).values(), train(other, [6, 3], rows=2).values()):
         assert np.array_equal(a, b)
+
+
+def test_looking_at_memory_binds_nothing_again():
+    module = bound(8)
+    train(module, [8, 5, 3])
+    module.release(5)
+    ledger = module.memory()
+    assert "execs" not in vars(module._buckets[5]._exec_group)
+    bl.aliases(module)
+    assert "execs" not in vars(module._buckets[5]._exec_group)
+    assert ledger.of(role="parameter") > 0 and module._total_exec_bytes == ledger.distinct
