@@ -214,6 +214,7 @@ for name in {"distutils"} | {name for name in sys.modules if name.startswith("di
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("interpreter", "numpy"), environments.edges())
 def test_trains_on_the_oldest_and_newest_that_are_supported(
     interpreter: str, numpy: str, tmp_path: Path
