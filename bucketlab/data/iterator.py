@@ -218,6 +218,15 @@ class BucketIter(mx.io.DataIter):
         full = [key for key, members in zip(self.bucket_keys, self._schedule.members) if len(members)]
         return {key: self.provide(key) for key in sorted(full, key=self._bind_order.index)}
 
+    @property
+    def batch_rows(self) -> dict[Key, tuple[int, ...]]:
+        """The rows of the batches that come, by bucket: of its full ones, and of a short last one."""
+        schedule, come = self._schedule, {}
+        for b, key in enumerate(self.bucket_keys):
+            if schedule.steps(b):
+                come[key] = tuple(dict.fromkeys((schedule.batch_sizes[b], schedule.last_rows(b))))
+        return come
+
     def _batch(self, step: Step) -> BucketBatch:
         key = self.bucket_keys[step.bucket]
         rows, real = step.rows, step.rows[: len(step.rows) - step.pad]
@@ -357,9 +366,7 @@ class BucketIter(mx.io.DataIter):
 
     def _cut(self, split: str) -> dict[int, tuple[int, ...]]:
         """Rows of each context for every size of batch that can come; raises now, not in mid-epoch."""
-        schedule = self._schedule
-        come = {rows for b, rows in enumerate(schedule.batch_sizes) if schedule.steps(b)}
-        come |= {schedule.last_rows(b) for b in range(len(self.bucket_keys)) if schedule.steps(b)}
+        come = {rows for several in self.batch_rows.values() for rows in several}
         return {rows: tuple(row_counts(rows, self.workloads, split)) for rows in come}
 
     def _say_dropped(self) -> None:

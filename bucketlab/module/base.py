@@ -73,6 +73,12 @@ class BaseModule:
         if self._observer is not None:
             self._observer(kind, self, detail)
 
+    def check_batches(self, *sources: Any) -> None:
+        """Refuse iterators or plans with a batch that the contexts cannot share, before anything is bound.
+
+        ``fit`` asks it of its data. Nothing is refused here; modules that cut batches do.
+        """
+
     # ------------------------------------------------------------------ loops
 
     def forward_backward(self, data_batch: Any) -> None:
@@ -112,6 +118,7 @@ class BaseModule:
         """
         if num_epoch is None:
             raise ValueError("fit needs num_epoch, the number of the epoch to stop before")
+        self.check_batches(train_data, eval_data)
         self.bind(
             data_shapes=train_data.provide_data,
             label_shapes=train_data.provide_label,
@@ -248,7 +255,10 @@ class BaseModule:
     def iter_predict(
         self, eval_data: Any, num_batch: int | None = None, reset: bool = True, sparse_row_id_fn: Any = None
     ) -> Iterator[tuple[list[Any], int, Any]]:
-        """Yield (outputs, number, batch) for each batch, without padded rows; the arrays stay what they are."""
+        """Yield (outputs, number, batch) for each batch, without padded rows; the arrays stay what they are.
+
+        Where contexts have shapes of their own that do not join, an output is a list with an array for each context.
+        """
         self._require("iter_predict()")
         for nbatch, eval_batch in self._eval_batches(eval_data, num_batch, reset, sparse_row_id_fn):
             yield self._predicted(eval_batch), nbatch, eval_batch
@@ -265,7 +275,8 @@ class BaseModule:
         """Outputs for all rows of an iterator, or of one array (NDArray or numpy), in inference mode.
 
         Merged over batches unless ``merge_batches`` is False; a single output is returned without its list unless
-        ``always_output_list``. Raises ShapeError when batches do not merge.
+        ``always_output_list``. Where contexts have shapes of their own that do not join, an output of a batch is a list
+        with an array for each context. Raises ShapeError when batches do not merge.
         """
         self._require("predict()")
         if isinstance(eval_data, (mx.nd.NDArray, np.ndarray)):
@@ -284,6 +295,11 @@ class BaseModule:
             return batches
         merged = []
         for parts, axis in zip(zip(*batches), self._predicted_axes()):
+            if any(isinstance(part, list) for part in parts):
+                raise ShapeError(
+                    "outputs of contexts with shapes of their own do not join; ask with merge_batches=False, for a list "
+                    "by context of each"
+                )
             if len({part.shape[:axis] + part.shape[axis + 1 :] for part in parts}) > 1:
                 raise ShapeError(
                     f"outputs of shapes {sorted({part.shape for part in parts})} do not merge over batches (buckets "

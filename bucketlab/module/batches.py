@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from bucketlab._engine import mx
-from bucketlab.errors import ShapeError
+from bucketlab.errors import ShapeError, SliceError
 from bucketlab.module import cut
 from bucketlab.module.cut import described
 from bucketlab.shapes import BatchShapes, parse
+from bucketlab.slicing import row_counts
 
 DataBatch = mx.io.DataBatch
 
@@ -45,6 +46,33 @@ def fitting(
             _check_labels(batch, shapes)
             return batch, None
     return batch, _flat_shapes(batch, data_names, label_names, shapes)
+
+
+def announced_rows(source: Any) -> list[tuple[Hashable, int]]:
+    """(bucket, rows) of all sizes of batches that an iterator or a plan says it gives; empty when it does not say.
+
+    Read are ``batch_rows`` (bucket to several numbers), else ``batch_sizes`` (bucket to number, or one for each of
+    ``keys``).
+    """
+    several = getattr(source, "batch_rows", None)
+    if isinstance(several, Mapping):
+        return [(key, rows) for key, numbers in several.items() for rows in numbers]
+    sizes, keys = getattr(source, "batch_sizes", None), getattr(source, "keys", None)
+    if isinstance(sizes, Mapping):
+        return list(sizes.items())
+    if isinstance(sizes, (list, tuple)) and isinstance(keys, (list, tuple)):
+        return list(zip(keys, sizes))
+    return []
+
+
+def check_announced(sources: Iterable[Any], workload: Sequence[float], split: str) -> None:
+    """Refuse iterators and plans that have a batch which the contexts cannot share. Raises SliceError."""
+    for source in sources:
+        for bucket, rows in announced_rows(source):
+            try:
+                row_counts(rows, workload, split)
+            except SliceError as error:
+                raise SliceError(f"bucket {bucket!r}: {error}") from None
 
 
 def _names(provided: Any) -> list[str]:

@@ -116,6 +116,11 @@ class BucketingModule(BaseModule):
             **extra,
         )
 
+    def check_batches(self, *sources: Any) -> None:
+        """Refuse iterators or plans that have a batch which ``split`` cannot give to the contexts; see Module."""
+        holder = self._curr_module or self._new_module(self._default_bucket_key)
+        holder.check_batches(*sources)
+
     def _reset_bind(self) -> None:
         """Forget all executors; parameters and optimizer stay with the module that holds them."""
         self.binded = False

@@ -179,6 +179,13 @@ class Module(BaseModule):
             self._update.add_names(group.held_names, self._arg_params, self._symbol)
         self._notify("bind", None)
 
+    def check_batches(self, *sources: Any) -> None:
+        """Refuse iterators or plans that have a batch which ``split`` cannot give to the contexts.
+
+        Read is what they say of themselves: ``batch_rows`` or ``batch_sizes``. Raises SliceError naming the bucket.
+        """
+        batches.check_announced(sources, self._work_load_list, self._split)
+
     def _make_group(
         self, shapes: BatchShapes, for_training: bool, inputs_need_grad: bool, giver: Any, grad_req: Any
     ) -> DataParallelExecutorGroup:
@@ -450,7 +457,7 @@ class Module(BaseModule):
 
     def _rows(self) -> int:
         """What gradients are divided by: the rows of the batch, or the contexts where each has its own shapes."""
-        rows = self._exec_group.batch_size
+        rows = self._exec_group.listed_rows or self._exec_group.batch_size
         return rows if rows is not None else len(self._context)
 
     def _take_update(self, update: Update, scale: GradientScale | None) -> None:
