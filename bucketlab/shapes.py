@@ -53,7 +53,7 @@ def describe(entry: Any, argument: str = "data_shapes") -> Any:
         ) from error
     if any(size < 1 for size in shape):
         raise ShapeError(f"{argument}: {desc.name!r} has shape {shape}; every size must be at least 1")
-    if shape == desc.shape and isinstance(entry, DataDesc):
+    if isinstance(entry, DataDesc) and isinstance(entry.shape, tuple) and shape == entry.shape:
         return entry
     return DataDesc(desc.name, shape, desc.dtype, desc.layout)
 

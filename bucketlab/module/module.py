@@ -351,8 +351,6 @@ class Module(BaseModule):
         hosts = {"parameter": self._own_host_args(), "auxiliary state": self._aux_params or {}}
         for kind, given in givens.items():
             known = hosts[kind]
-            if given is not None:
-                check_params(kind, given, {**self._known_inputs(kind), **known}, allow_extra)
             missing = [name for name in known if given is None or name not in given]
             if missing and given is not None and not allow_missing:
                 raise MissingParameterError(
@@ -363,6 +361,8 @@ class Module(BaseModule):
                 raise ValueError(
                     f"{kind} {', '.join(map(repr, missing))} has no value: give an initializer, or values for it"
                 )
+            if given is not None:
+                check_params(kind, given, {**self._known_inputs(kind), **known}, allow_extra)
         return hosts
 
     def _own_host_args(self) -> dict[str, Any]:
