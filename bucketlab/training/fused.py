@@ -179,7 +179,9 @@ class FusedStep:
         self._lr = None
         for run in self._runs:
             run.traits = (*run.traits[:2], lr, count)
-            self._prepare(run)
+        made = [self._prepare(run) for run in self._runs]
+        if any(made):
+            self._make_program()
 
     def _choose_kernels(self) -> None:
         self._kernels = [
@@ -238,8 +240,8 @@ class FusedStep:
             return optimizer.lr_mult[key]
         return optimizer.lr_mult.get(optimizer.idx2name[key]) if key in optimizer.idx2name else None
 
-    def _prepare(self, run: Run) -> None:
-        """Give the kernel call of a run its present attributes, or make it."""
+    def _prepare(self, run: Run) -> bool:
+        """Give the kernel call of a run its present attributes, or make it; True if it was made."""
         multiplier, wd, lr, count = run.traits
         kernel, hull = self._kernels[run.hull], self._hulls[run.hull]
         if multiplier is not None:
@@ -251,13 +253,14 @@ class FusedStep:
         known, call = self._calls.get(place, ("", None))
         if call is not None and known == operator:
             call.set(**attributes)
-            return
+            return False
         begin, end = run.start - hull.start, run.stop - hull.start
         weight = part(hull.weights[0], begin, end)
         states = self._states.buffers(hull.segment, kernel.states)
         inputs = [weight, part(self._totals[run.hull], begin, end)]
         inputs += [part(state, run.start, run.stop) for state in states[: kernel.inputs]]
         self._calls[place] = (operator, OperatorCall(operator, inputs, [weight], **attributes))
+        return True
 
     def _take_states(self) -> None:
         """Make states that are missing, and take into the buffers what was put in the place of others."""

@@ -127,11 +127,8 @@ class Updater(mx.optimizer.Updater):
         """How many contexts the numbers were counted over: that of this module, or one."""
         here = self._exchange.contexts
         groups = {number // here for number in numbers}
-        if set(numbers) == {group * here + k for group in groups for k in range(here)}:
-            candidates = [here, 1]
-        else:
-            candidates = [1]
-        for contexts in candidates:
+        complete = set(numbers) == {group * here + k for group in groups for k in range(here)}
+        for contexts in (here, 1) if complete else (1,):
             if all(self._fits(number // contexts, content[number]) for number in numbers):
                 return contexts
         raise ShapeError(

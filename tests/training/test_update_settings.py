@@ -129,6 +129,19 @@ def test_the_engine_reads_exact_text_exactly(value):
     assert -weight.asscalar() == np.float32(value)
 
 
+def test_a_learning_rate_too_small_for_exact_text_takes_the_other_operator():
+    mod, ours = reference(SYMBOL, cpus(1), VALUES, ROWS), Ours(SYMBOL, cpus(1), VALUES, ROWS)
+    for one in (mod, ours):
+        one.init_optimizer("local", "sgd", {"momentum": 0.9})
+    for batch, lr in zip(BATCHES, (0.1, 3e-13, 2e7, 0.1)):
+        mod._optimizer.lr = ours.optimizer.lr = lr
+        mod.forward_backward(batch)
+        mod.update()
+        ours.forward_backward(batch)
+        ours.update.step(ours.names)
+        assert_same(ours, mod)
+
+
 def test_there_is_no_exact_text_for_what_19_decimals_cannot_say():
     assert exact_text(1e-13) is None and exact_text(2.0**24) is None
     assert float(exact_text(0.0)) == 0.0
