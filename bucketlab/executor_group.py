@@ -36,7 +36,8 @@ class DataParallelExecutorGroup:
     """Executors of one symbol over several contexts.
 
     Takes what ``mxnet.module.executor_group.DataParallelExecutorGroup`` takes, and ``split``, the rule by which rows go
-    to contexts (see :func:`bucketlab.slicing.row_counts`). With a ``shared_group`` all parameters, gradients, auxiliary
+    to contexts (see :func:`bucketlab.slicing.row_counts`), and ``working_memory``: ``"shared"`` block by block as the
+    engine does it, or laid into one ``"arena"`` (see :mod:`bucketlab.memory.arena`). With a ``shared_group`` all parameters, gradients, auxiliary
     states, inputs and the working memory are that group's. Raises ShapeError, SliceError, ValueError; nothing is bound
     or allocated then.
 
@@ -61,6 +62,7 @@ class DataParallelExecutorGroup:
         group2ctxs: Any = None,
         *,
         split: str = "balanced",
+        working_memory: str = "shared",
     ):
         self.symbol = symbol
         self.contexts = list(contexts)
@@ -99,11 +101,12 @@ class DataParallelExecutorGroup:
             self.data_names if inputs_need_grad else [],
             self.fixed_param_names,
         )
+        self.trained_names = tuple(name for name in self.held_names if self.grad_req[name] != "null")
         # A group on fewer contexts than its giver shares with the first of them.
         self._memory = (
             shared_group._memory
             if shared_group is not None
-            else GroupMemory([ContextMemory.on(context) for context in self.contexts])
+            else GroupMemory([ContextMemory.on(context) for context in self.contexts], working_memory)
         )
         self._memory.groups.add(self)
         self._bounds: dict[Any, BoundShapes] = {}
@@ -208,6 +211,11 @@ class DataParallelExecutorGroup:
         def bound(shared: bool) -> dict[int, Any]:
             return {i: self._bind_one(i, need, shared) for i, need in needs.items()}
 
+        if memory.arenas:
+            grows = memory.inputs_grow(needs)
+            execs = bound(shared=False)
+            memory.lay_into_arenas(execs, grows)
+            return execs
         if not memory.has_pool:
             execs = bound(shared=False)
             memory.give_pool(execs, needs)
@@ -381,6 +389,8 @@ class DataParallelExecutorGroup:
         bound, memory = self._bound, self._memory
         if memory.outdated:
             memory.let_go_of_outdated(self)
+        if memory.arenas:
+            memory.take_turn(bound)
         if bound.rests and is_train:
             self._level_aux()
         memory.ran = None
@@ -786,6 +796,8 @@ class DataParallelExecutorGroup:
                 if array is not None:
                     role = "gradient" if roles.get(name) == "parameter" else "input_gradient"
                     yield HeldArray(None, i, str(context), role, name, array)
+            if self._memory.arenas and self._memory.arenas[i].buffer is not None:
+                yield HeldArray(None, i, str(context), "pool", "arena", self._memory.arenas[i].buffer)
             for role, table in (("auxiliary", aux), ("output", outputs)):
                 for name, array in table.items():
                     yield HeldArray(None, i, str(context), role, name, array)

@@ -14,7 +14,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from bucketlab._engine import mx
 from bucketlab.binding import ContextMemory, Requirements
+from bucketlab.memory.arena import Arena, refuse_unless_proved
 
 if TYPE_CHECKING:
     from bucketlab.bound import BoundShapes
@@ -55,8 +57,11 @@ class GroupMemory:
     warning has named already.
     """
 
-    def __init__(self, contexts: Sequence[ContextMemory]):
+    def __init__(self, contexts: Sequence[ContextMemory], working_memory: str = "shared"):
         self.contexts = list(contexts)
+        self.working_memory = working_memory
+        self.arenas = _arenas(self.contexts, working_memory)
+        self._turn: BoundShapes | None = None
         self.groups: WeakSet[DataParallelExecutorGroup] = WeakSet()
         self.ran: BoundShapes | None = None
         self.ran_training = False
@@ -71,7 +76,7 @@ class GroupMemory:
 
     def without_executors(self) -> GroupMemory:
         """The same parameters and auxiliary states, with inputs and working memory left behind."""
-        return GroupMemory([ContextMemory(m.context, m.params, aux=m.aux) for m in self.contexts])
+        return GroupMemory([ContextMemory(m.context, m.params, aux=m.aux) for m in self.contexts], self.working_memory)
 
     def looks_hungrier(self, needs: Mapping[int, Requirements]) -> bool:
         """Whether these executors probably need more than the pool's owner: they take more input."""
@@ -109,6 +114,23 @@ class GroupMemory:
         for group in list(self.groups):
             group.let_go()
 
+    def lay_into_arenas(self, execs: Mapping[int, Any], inputs_grow: bool) -> None:
+        """Give executors that have not run yet their working memory in the arenas, which grow if they must."""
+        small = {i: need for i, e in execs.items() if (need := self.arenas[i].needs(e)) > self.arenas[i].nbytes}
+        for i, need in small.items():
+            self.arenas[i].grow(need)
+        if small or inputs_grow:
+            for group in list(self.groups):
+                group.let_go()
+        for i, executor in execs.items():
+            self.arenas[i].lay(executor)
+
+    def take_turn(self, bound: BoundShapes) -> None:
+        """Before ``bound`` runs in an arena: wait for what another has under way there."""
+        if self._turn is not bound:
+            mx.nd.waitall()
+            self._turn = bound
+
     def let_go_of_outdated(self, running: Any) -> None:
         """Groups that were running when the pool was made anew let go of the old one as soon as another runs."""
         waiting, self.outdated = self.outdated, []
@@ -117,6 +139,18 @@ class GroupMemory:
                 self.outdated.append(group)
             else:
                 group.drop_executors()
+
+
+def _arenas(contexts: Sequence[ContextMemory], working_memory: str) -> list[Arena]:
+    if working_memory not in ("shared", "arena"):
+        raise ValueError(f"working_memory is {working_memory!r}; choose 'shared' or 'arena'")
+    if working_memory == "shared":
+        return []
+    refuse_unless_proved()
+    others = [str(memory.context) for memory in contexts if memory.context.device_type != "cpu"]
+    if others:
+        raise ValueError(f"working_memory='arena' is for CPU contexts, and there are {', '.join(others)}; use 'shared'")
+    return [Arena(memory.context) for memory in contexts]
 
 
 def _appetite(needs: Mapping[int, Requirements]) -> int:

@@ -192,7 +192,16 @@ def _module(module: Any, bucket: Hashable) -> list[HeldArray]:
     contexts = tuple(str(context) for context in getattr(module, "_context", None) or ())
     optimizer = getattr(module, "_optimizer", None)
     store = getattr(module, "_kvstore", None)
-    for updater in (getattr(module, "_updater", None), getattr(store, "_updater", None)):
+    update = getattr(module, "_update", None)
+    if callable(getattr(update, "held", None)):
+        found += [
+            HeldArray(None, i, contexts[i] if i < len(contexts) else "", role, name, array)
+            for role, name, i, array in update.held()
+        ]
+        updaters: tuple[Any, ...] = ()
+    else:
+        updaters = (getattr(module, "_updater", None), getattr(store, "_updater", None))
+    for updater in updaters:
         if isinstance(getattr(updater, "states", None), dict):
             found += _optimizer(updater, contexts, optimizer)
     for host in (getattr(module, "_arg_params", None), getattr(module, "_aux_params", None)):

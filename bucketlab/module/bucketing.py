@@ -17,6 +17,7 @@ from bucketlab.module.module import DEFAULT_INITIALIZER, Module
 from bucketlab.module.prebind import shapes_of
 from bucketlab.module.residency import Residency
 from bucketlab.slicing import SliceReport
+from bucketlab.training.scale import check_grad_scale
 
 SymGen = Callable[[Any], tuple[Any, Any, Any]]
 
@@ -27,6 +28,9 @@ class BucketingModule(BaseModule):
     ``sym_gen(key)`` returns (symbol, data_names, label_names) and is called once for each key, under a fresh NameManager.
     Keys are any hashable. Buckets are bound when they are first met; they share parameters, gradients, inputs and working
     memory with the default bucket, and the optimizer's state by the name of the parameter.
+
+    Batches of buckets need not have as many rows. Gradients are divided by those that ran, or with
+    ``grad_scale="tokens"`` by their real tokens; see Module.
 
     A subclass that wants another module class for its buckets names it in ``module_class``.
     """
@@ -46,6 +50,8 @@ class BucketingModule(BaseModule):
         compression_params: Mapping[str, Any] | None = None,
         *,
         split: str = "balanced",
+        working_memory: str = "shared",
+        grad_scale: str = "rows",
     ):
         super().__init__(logger=logger)
         if default_bucket_key is None:
@@ -59,7 +65,13 @@ class BucketingModule(BaseModule):
         self._state_names = list(state_names or [])
         self._group2ctxs = group2ctxs
         self._compression_params = compression_params
+        self._options = {
+            name: value
+            for name, value, usual in (("split", split, "balanced"), ("working_memory", working_memory, "shared"))
+            if value != usual
+        }
         self._split = split
+        self._grad_scale = check_grad_scale(grad_scale)
         self._buckets: dict[Hashable, Module] = {}
         self._curr_module: Any = None
         self._curr_bucket_key: Hashable = None
@@ -101,7 +113,6 @@ class BucketingModule(BaseModule):
         return self._module_on(symbol, data_names, label_names)
 
     def _module_on(self, symbol: Any, data_names: Sequence[str], label_names: Sequence[str]) -> Module:
-        extra = {} if self._split == "balanced" else {"split": self._split}
         return self.module_class(
             symbol,
             data_names,
@@ -113,7 +124,8 @@ class BucketingModule(BaseModule):
             state_names=self._state_names,
             group2ctxs=self._group2ctxs,
             compression_params=self._compression_params,
-            **extra,
+            **self._options,
+            **({} if self._grad_scale == "rows" else {"grad_scale": self._grad_scale}),
         )
 
     def check_batches(self, *sources: Any) -> None:
@@ -137,9 +149,12 @@ class BucketingModule(BaseModule):
         force_rebind: bool = False,
         shared_module: Any = None,
         grad_req: Any = "write",
+        *,
+        host: str = "cpu",
     ) -> None:
         """Bind the default bucket. The others follow when their first batch comes, with the same settings.
 
+        ``host`` says where the host's copies of parameters are made, "cpu" or "context"; see Module.bind.
         With ``force_rebind`` all buckets are bound anew; parameters and optimizer stay. Raises as Module.bind does, and
         leaves this module as it was.
         """
@@ -154,7 +169,10 @@ class BucketingModule(BaseModule):
         if self.binded and self.params_initialized:
             self._hand_over(module)
         with self._residency.binding(key):
-            module.bind(data_shapes, label_shapes, for_training, inputs_need_grad, grad_req=grad_req)
+            elsewhere = {} if host == "cpu" else {"host": host}
+            module.bind(
+                data_shapes, label_shapes, for_training, inputs_need_grad, grad_req=grad_req, **elsewhere
+            )
         others = {} if self.binded else {k: m for k, m in self._buckets.items() if k != key}
         self.for_training, self.inputs_need_grad, self._grad_req = for_training, inputs_need_grad, grad_req
         self._buckets = {key: module, **others}
@@ -425,6 +443,7 @@ class BucketingModule(BaseModule):
             raise BucketError(
                 "the batch has no bucket_key; set batch.bucket_key, or use an iterator made for buckets such as BucketIter"
             )
+        self._curr_module._tokens_to_learn(data_batch, is_train)
         self.switch_bucket(
             key, getattr(data_batch, "provide_data", None), getattr(data_batch, "provide_label", None)
         )

@@ -15,10 +15,19 @@ from bucketlab.module.base import BaseModule, _check_input_names, read_params
 from bucketlab.shapes import BatchShapes, parse
 from bucketlab.slicing import SliceReport, check_workload
 from bucketlab.training.exchange import open_exchange
-from bucketlab.training.scale import GradientScale
+from bucketlab.training.scale import (
+    GradientScale,
+    TokenCount,
+    check_grad_scale,
+    check_tokens_can_be_followed,
+    tokens_of,
+)
 from bucketlab.training.update import Update
 
 DEFAULT_INITIALIZER = mx.init.Uniform(0.01)
+
+HOSTS = ("cpu", "context")
+"""Where the host's copies of parameters may be made."""
 
 
 class MissingParameterError(BucketlabError, RuntimeError):
@@ -27,6 +36,11 @@ class MissingParameterError(BucketlabError, RuntimeError):
 
 class Module(BaseModule):
     """A symbol with parameters. Takes what ``mx.mod.Module`` takes, and ``split``, the rule by which rows go to contexts.
+
+    ``grad_scale`` says what gradients are divided by in each update: "rows" of the batch, or "tokens": the labels that
+    count in it, ``batch.valid_labels`` (else ``batch.valid_tokens``). With "tokens" every update goes by the mean over
+    real tokens, however many a batch has; with grad_req="add", over those of all batches since the last update. The loss
+    must be a sum over labels (``normalization="null"``), and ``rescale_grad`` is then not to be given.
 
     A subclass that wants another executor group names it in ``executor_group_class``.
 
@@ -50,11 +64,18 @@ class Module(BaseModule):
         compression_params: Mapping[str, Any] | None = None,
         *,
         split: str = "balanced",
+        working_memory: str = "shared",
+        grad_scale: str = "rows",
     ):
         super().__init__(logger=logger)
         self._context = contexts_of(context)
         self._work_load_list = [1] * len(self._context) if work_load_list is None else list(work_load_list)
         check_workload(self._work_load_list, len(self._context))
+        self._options = {
+            name: value
+            for name, value, usual in (("split", split, "balanced"), ("working_memory", working_memory, "shared"))
+            if value != usual
+        }
         self._split = split
         self._group2ctxs = group2ctxs
         self._compression_params = compression_params
@@ -74,6 +95,7 @@ class Module(BaseModule):
         self._arg_params: dict[str, Any] | None = None
         self._aux_params: dict[str, Any] | None = None
         self._params_dirty = False
+        self._host = "cpu"
         self._initializer: Any = DEFAULT_INITIALIZER
         self._exec_group: Any = None
         self._data_shapes: Any = None
@@ -85,6 +107,8 @@ class Module(BaseModule):
         self._updater: Any = None
         self._update: Update | None = None
         self._scale: GradientScale | None = None
+        self._tokens = TokenCount() if check_grad_scale(grad_scale) == "tokens" else None
+        self._batch_tokens = 0
         self._preload_opt_states: str | None = None
 
     # ------------------------------------------------------------------ names and shapes
@@ -140,39 +164,46 @@ class Module(BaseModule):
         force_rebind: bool = False,
         shared_module: Any = None,
         grad_req: Any = "write",
+        *,
+        host: str = "cpu",
     ) -> None:
         """Make executors for batches of these shapes.
 
         ``data_shapes`` and ``label_shapes``: lists of (name, shape) or DataDesc for all contexts, or one such list for
         each context. Bound already: a warning and nothing else, unless ``force_rebind``, which keeps parameters and
         optimizer. With ``shared_module`` parameters, gradients, inputs and working memory are that module's.
-        Raises ShapeError, SliceError, NotReadyError, ValueError; the module is as it was then.
+        ``host`` says where the host's copy of each parameter is made: on the "cpu", or on the parameter's own "context"
+        (the first of several). Raises ShapeError, SliceError, NotReadyError, ValueError; the module is as it was then.
         """
         if self.binded and not force_rebind:
             self.logger.warning("Already bound: bind() does nothing; pass force_rebind=True to bind anew")
             return
         if inputs_need_grad and not for_training:
             raise ValueError("inputs_need_grad=True needs for_training=True: without training there are no gradients")
+        if host not in HOSTS:
+            raise ValueError(f"host is {host!r}; choose one of {HOSTS}")
         shapes = parse(self._data_names, self._label_names, data_shapes, label_shapes, len(self._context))
         giver = self._check_giver(shared_module) if shared_module is not None else self._kept_memory()
         shared = set() if giver is None else {*giver._memory.contexts[0].params.weights, *giver._memory.contexts[0].aux}
         group = self._make_group(shapes, for_training, inputs_need_grad, giver, grad_req)
         if shared_module is not None:
             self._arg_params, self._aux_params = shared_module._arg_params, shared_module._aux_params
-            self._initializer = shared_module._initializer
-            self._fill_in(group, shared)
+            self._initializer, host = shared_module._initializer, shared_module._host
+            self._fill_in(group, shared, host)
+            if self._tokens is not None and shared_module._tokens is not None:
+                self._tokens = shared_module._tokens
             self.params_initialized = True
         elif self.params_initialized:
             if giver is None:
                 self._check_complete(group, self._arg_params or {}, self._aux_params or {})
                 group.set_params(self._arg_params, self._aux_params)
         else:
-            self._arg_params = self._host_arrays(group, "arg")
-            self._aux_params = self._host_arrays(group, "aux")
+            self._arg_params = self._host_arrays(group, "arg", host)
+            self._aux_params = self._host_arrays(group, "aux", host)
         self._exec_group = group
         self._data_shapes, self._label_shapes = group.data_shapes, group.label_shapes
         self.for_training, self.inputs_need_grad, self._grad_req = for_training, inputs_need_grad, grad_req
-        self.binded = True
+        self._host, self.binded = host, True
         if shared_module is not None and shared_module.optimizer_initialized:
             self.borrow_optimizer(shared_module)
         elif self._update is not None:
@@ -189,7 +220,6 @@ class Module(BaseModule):
     def _make_group(
         self, shapes: BatchShapes, for_training: bool, inputs_need_grad: bool, giver: Any, grad_req: Any
     ) -> DataParallelExecutorGroup:
-        extra = {} if self._split == "balanced" else {"split": self._split}
         return self.executor_group_class(
             self._symbol,
             self._context,
@@ -205,7 +235,7 @@ class Module(BaseModule):
             grad_req=grad_req,
             group2ctxs=self._group2ctxs,
             state_names=self._state_names,
-            **extra,
+            **self._options,
         )
 
     def _check_giver(self, shared_module: Any) -> Any:
@@ -229,27 +259,33 @@ class Module(BaseModule):
             return None
         return _Keeper(self._exec_group)
 
-    def _host_arrays(self, group: Any, kind: str) -> dict[str, Any]:
-        """Zeros on the host, one for each parameter (or auxiliary state), of its shape, type and storage."""
+    def _host_arrays(self, group: Any, kind: str, host: str) -> dict[str, Any]:
+        """Zeros, one for each parameter (or auxiliary state), of its shape, type and storage."""
         names, blocks = (
             (group.held_names, group.param_arrays) if kind == "arg" else (self._aux_names, group.aux_arrays)
         )
         return {
-            name: mx.nd.zeros(block[0].shape, dtype=block[0].dtype, stype=block[0].stype)
+            name: mx.nd.zeros(
+                block[0].shape,
+                ctx=block[0].context if host == "context" else mx.cpu(),
+                dtype=block[0].dtype,
+                stype=block[0].stype,
+            )
             for name, block in zip(names, blocks)
         }
 
-    def _fill_in(self, group: Any, shared: Collection[str]) -> None:
+    def _fill_in(self, group: Any, shared: Collection[str], host: str) -> None:
         """Values for parameters that the giver of the memory lacks: from its host dictionaries, else as it initialised its own."""
         attributes = self._symbol.attr_dict()
         new: list[dict[str, Any]] = []
         for kind, table in (("arg", self._arg_params), ("aux", self._aux_params)):
-            hosts = {name: host for name, host in self._host_arrays(group, kind).items() if name not in shared}
-            for name, host in sorted(hosts.items()):
+            made = self._host_arrays(group, kind, host)
+            hosts = {name: array for name, array in made.items() if name not in shared}
+            for name, array in sorted(hosts.items()):
                 if name in table:
                     continue
-                self._initializer(mx.init.InitDesc(name, attributes.get(name)), host)
-                table[name] = host
+                self._initializer(mx.init.InitDesc(name, attributes.get(name)), array)
+                table[name] = array
             new.append({name: table[name] for name in hosts})
         group.set_params(*new)
 
@@ -418,7 +454,8 @@ class Module(BaseModule):
         """Choose how gradients change parameters.
 
         ``rescale_grad`` is 1 / rows of the batch (times the workers of a synchronous distributed kvstore), or 1 /
-        contexts in the per-context form, and follows the batch that ran, unless it is given.
+        contexts in the per-context form, and follows the batch that ran, unless it is given. With grad_scale="tokens"
+        it is 1 / tokens; raises ValueError then for an optimizer, kvstore, loss or grad_req that does not go with it.
         """
         self._require("init_optimizer()")
         if self.optimizer_initialized and not force_init:
@@ -428,9 +465,12 @@ class Module(BaseModule):
             self._sync_params_from_devices()
         group = self._exec_group
         exchange = open_exchange(kvstore, self._context, self._own_host_args(), self._compression_params)
+        if self._tokens is not None:
+            averages = group._averaging(group._bound.shapes)
+            check_tokens_can_be_followed(optimizer, dict(optimizer_params), exchange, averages, self._requests())
         rows = self._rows()
         made = self._make_optimizer(optimizer, optimizer_params, exchange, 1.0 / (rows * exchange.workers))
-        given = not isinstance(optimizer, str) or "rescale_grad" in dict(optimizer_params)
+        given = self._tokens is None and (not isinstance(optimizer, str) or "rescale_grad" in dict(optimizer_params))
         stores = [memory.params for memory in group._memory.contexts[: len(self._context)]]
         update = Update.create(stores, group.held_names, made, exchange, self._arg_params)
         self._take_update(update, None if given else GradientScale(made, rows, exchange.workers))
@@ -446,7 +486,7 @@ class Module(BaseModule):
             return mx.optimizer.create(optimizer, sym=self._symbol, param_idx2name=names, **settings)
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise TypeError(f"optimizer is {type(optimizer).__name__}; expected a name or an mx.optimizer.Optimizer")
-        if optimizer.rescale_grad != scale:
+        if optimizer.rescale_grad != scale and self._tokens is None:
             warnings.warn(
                 f"The optimizer given has rescale_grad {optimizer.rescale_grad:g}, where 1 / rows of a batch is {scale:g}",
                 stacklevel=3,
@@ -484,27 +524,44 @@ class Module(BaseModule):
         leaves the module as it was.
         """
         self._require("forward()")
+        tokens = self._tokens_to_learn(data_batch, is_train)
         batch, shapes = batches.fitting(data_batch, self._exec_group, self._data_names, self._label_names)
         if shapes is not None:
             self._reshape(shapes)
+        self._run(batch, is_train)
+        self._batch_tokens = tokens
+        self._notify("forward", data_batch)
+
+    def _tokens_to_learn(self, batch: Any, is_train: bool | None) -> int:
+        """Tokens that the gradients of a batch will be sums over; 0 where none are asked for."""
+        wanted = self._tokens is not None and (self.for_training if is_train is None else is_train)
+        return tokens_of(batch) if wanted else 0
+
+    def _requests(self) -> list[str]:
+        """The grad_req of each parameter."""
+        return [self._exec_group.grad_req[name] for name in self._exec_group.held_names]
+
+    def _run(self, batch: Any, is_train: bool | None) -> None:
+        """Run a batch that fits the current executors."""
         if self._update is not None and self._update.unpulled:
             # No prepare() named the rows of sparse parameters that this batch needs: it gets all of them.
             self._update.pull_rows(self._all_rows(self._update.unpulled))
         self._exec_group.forward(batch, is_train)
-        self._notify("forward", data_batch)
 
     def backward(self, out_grads: Any = None) -> None:
         """Gradients of the last training batch; ``out_grads`` for outputs that come from no loss."""
         self._require("backward()")
         self._exec_group.backward(out_grads=out_grads)
+        if self._tokens is not None:
+            self._tokens.ran(self._batch_tokens, "add" in self._requests())
 
     def update(self) -> None:
         """One step of the optimizer with the gradients at hand."""
         self._require("update()", optimizer=True)
         self._params_dirty = True
         if self._scale is not None:
-            self._scale.follow(self._rows())
-        self._update.step(self._exec_group.held_names)
+            self._scale.follow(self._rows() if self._tokens is None else self._tokens.spend())
+        self._update.step(self._exec_group.trained_names)
         self._notify("update", None)
 
     def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:

@@ -121,3 +121,23 @@ def test_fit_score_and_predict_agree():
     (ours, score, predicted), (theirs, their_score, their_predicted) = results
     assert all(np.array_equal(ours[name].asnumpy(), theirs[name].asnumpy()) for name in theirs)
     assert score == their_score and np.array_equal(predicted, their_predicted)
+
+
+def test_a_fixed_parameter_stays_when_another_module_trains_it():
+    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc"), name="softmax")
+    shapes = [("data", (4, 5))], [("softmax_label", (4,))]
+    trains = bl.Module(symbol)
+    trains.bind(*shapes)
+    trains.init_params(mx.init.Uniform(0.5))
+    trains.init_optimizer(optimizer_params={"learning_rate": 0.5})
+    fixed = bl.Module(symbol, fixed_param_names=["fc_weight"])
+    fixed.bind(*shapes, shared_module=trains)
+    given = mx.io.DataBatch([mx.nd.ones((4, 5))], [mx.nd.array([0, 1, 2, 0])])
+    trains.forward_backward(given)
+    trains.update()
+    before = trains.get_params()[0]
+    fixed.forward_backward(given)
+    fixed.update()
+    after = fixed.get_params()[0]
+    assert np.array_equal(before["fc_weight"].asnumpy(), after["fc_weight"].asnumpy())
+    assert not np.array_equal(before["fc_bias"].asnumpy(), after["fc_bias"].asnumpy())
