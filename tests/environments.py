@@ -8,6 +8,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 PROJECT = Path(__file__).resolve().parent.parent
 SUPPORTED = ((3, 9), (3, 10), (3, 11), (3, 12))
@@ -32,11 +35,12 @@ def interpreters() -> dict[tuple[int, int], str]:
     return found
 
 
-def edges() -> list[tuple[str, str]]:
-    """The oldest interpreter with the oldest numpy it runs, and the newest with the newest numpy."""
+def edges() -> list[Any]:
+    """Parameters of a test: the oldest interpreter with the oldest numpy it runs, the newest with the newest."""
     found = interpreters()
     oldest, newest = min(found), max(found)
-    return [(found[oldest], OLDEST_NUMPY.get(oldest, "1.23")), (found[newest], "1.26")]
+    pairs = ((oldest, OLDEST_NUMPY.get(oldest, "1.23")), (newest, "1.26"))
+    return [pytest.param(found[python], numpy, id="{}.{}".format(*python)) for python, numpy in pairs]
 
 
 def copy_of_project(folder: Path) -> Path:
