@@ -37,10 +37,10 @@ class MissingParameterError(BucketlabError, RuntimeError):
 class Module(BaseModule):
     """A symbol with parameters. Takes what ``mx.mod.Module`` takes, and ``split``, the rule by which rows go to contexts.
 
-    ``grad_scale`` says what gradients are divided by in each update: "rows" of the batch, or "tokens": the labels that
-    count in it, ``batch.valid_labels`` (else ``batch.valid_tokens``). With "tokens" every update goes by the mean over
-    real tokens, however many a batch has; with grad_req="add", over those of all batches since the last update. The loss
-    must be a sum over labels (``normalization="null"``), and ``rescale_grad`` is then not to be given.
+    ``grad_scale`` says what gradients are divided by in each update: "rows" of the batch, or "tokens", which are the
+    labels that count in it: ``batch.valid_labels``, else ``batch.valid_tokens``. With "tokens" every update goes by
+    the mean over real tokens, however many a batch has; with grad_req="add", over those of all batches since the last
+    update. The loss must be a sum over labels (``normalization="null"``), and ``rescale_grad`` is not to be given.
 
     A subclass that wants another executor group names it in ``executor_group_class``.
 
