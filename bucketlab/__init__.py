@@ -5,10 +5,12 @@ from bucketlab._engine import mx  # isort: skip
 
 from bucketlab import data, models
 from bucketlab.executor_group import DataParallelExecutorGroup
+from bucketlab.free import bind
 from bucketlab.memory import Ledger, Snapshot, aliases, memory, same_memory, snapshot
 from bucketlab.module.base import BaseModule
 from bucketlab.module.bucketing import BucketingModule
 from bucketlab.module.module import Module
+from bucketlab.module.mutable import MutableModule
 from bucketlab.module.python import PythonLossModule, PythonModule
 from bucketlab.module.sequential import SequentialModule
 from bucketlab.module.svrg import SVRGModule
@@ -24,6 +26,7 @@ __all__ = [
     "Lab",
     "Ledger",
     "Module",
+    "MutableModule",
     "PythonLossModule",
     "PythonModule",
     "Recorder",
@@ -31,6 +34,7 @@ __all__ = [
     "SequentialModule",
     "Snapshot",
     "aliases",
+    "bind",
     "data",
     "memory",
     "models",

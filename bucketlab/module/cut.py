@@ -17,8 +17,8 @@ def is_cut(arrays: Any, kind: str) -> bool:
     nested = [isinstance(entry, (list, tuple)) or entry is None for entry in arrays]
     if any(nested) and not all(nested):
         raise ShapeError(
-            f"the batch's {kind} mixes two forms: {[_shape_or_list(entry) for entry in arrays]}; give one list of arrays "
-            f"for all contexts, or a list with one list of arrays for each"
+            f"the batch's {kind} mixes two forms: {[_shape_or_list(entry) for entry in arrays]}; give one list of "
+            f"arrays for all contexts, or a list with one list of arrays for each"
         )
     return bool(nested) and nested[0]
 
@@ -123,8 +123,8 @@ def _side(
         if not own:
             if kind == "data":
                 raise ShapeError(
-                    f"the batch has no data for context {i}: its entry is {own!r}; a batch for fewer contexts leaves the "
-                    f"last ones out"
+                    f"the batch has no data for context {i}: its entry is {own!r}; a batch for fewer contexts "
+                    f"leaves the last ones out"
                 )
             kept.append(own)
             descs.append(None)
