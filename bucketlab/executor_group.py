@@ -196,7 +196,7 @@ class DataParallelExecutorGroup:
             needs[i] = self._requirements(i, *parts[i])
         self._warn_if_uneven(shapes, slices)
         # With parts of the graph on other contexts the engine's plain backend puts copies where none can be.
-        with engine_settings(self.for_training and not any(self.group2ctxs)):
+        with engine_settings(self.for_training and not any(self.group2ctxs), self._memory.working_memory):
             execs = self._executors(needs)
         self._parts = parts
         for executor in execs.values():

@@ -22,11 +22,15 @@ if TYPE_CHECKING:
     from bucketlab.bound import BoundShapes
     from bucketlab.executor_group import DataParallelExecutorGroup
 
-PLANNING = {
+ONE_TEMPORARY = {
     # One copy of the operators' temporary space instead of four that all grow to the largest.
     "MXNET_CPU_TEMP_COPY": "1",
+}
+MATCHING = {
     # Blocks are reused for entries of like size only: plans of shorter buckets then fit into the longest one's.
-    "NNVM_EXEC_MATCH_RANGE": "1",
+    "shared": {"NNVM_EXEC_MATCH_RANGE": "1"},
+    # Nothing has to fit into anything: the smallest plan that the engine finds.
+    "arena": {"NNVM_AUTO_SEARCH_MATCH_RANGE": "1"},
 }
 TRAINING = {
     # The default backend looks for nothing. oneDNN's fuses inference graphs only, and takes a tenth of a bind to say so.
@@ -38,9 +42,9 @@ GROWTH_LOOKED_INTO = 0.02
 
 
 @contextmanager
-def engine_settings(for_training: bool) -> Iterator[None]:
+def engine_settings(for_training: bool, working_memory: str = "shared") -> Iterator[None]:
     """The engine's memory settings, for the binds inside only. What the user has set stays."""
-    wanted = {**PLANNING, **(TRAINING if for_training else {})}
+    wanted = {**ONE_TEMPORARY, **MATCHING[working_memory], **(TRAINING if for_training else {})}
     ours = [name for name in wanted if name not in os.environ]
     os.environ.update({name: wanted[name] for name in ours})
     try:
