@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         "minute. Ctrl-C ends the training at the next step; what there is by then is shown all the same.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    demo.add_argument("--epochs", type=_count, default=8, help="passes over the sentences")
+    demo.add_argument("--epochs", type=_count, default=12, help="passes over the sentences")
     demo.add_argument("--seconds", type=_positive, default=50.0, help="end the training after this long")
     demo.add_argument("--contexts", type=_count, default=2, help="CPU contexts to train on")
     demo.add_argument("--sentences", type=_count, metavar="N", help="take the first N sentences only")

@@ -41,7 +41,7 @@ class DemoResult:
 def run_demo(
     report: str | os.PathLike[str] = "bucketlab-report.html",
     *,
-    epochs: int = 8,
+    epochs: int = 12,
     seconds: float = 50.0,
     sentences: int | None = None,
     buckets: int = 6,
@@ -139,6 +139,7 @@ class _Telling:
 
     def __enter__(self) -> None:
         self._until = time.perf_counter() + self._seconds
+        self._why = "stopped"
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
@@ -154,6 +155,7 @@ class _Telling:
             self._bar.set_postfix_str(", ".join(facts), refresh=False)
             self._bar.update()
             if time.perf_counter() > self._until:
+                self._why = f"the {self._seconds:g} seconds are up: stopped"
                 self._session.control.stop()
         elif kind == "epoch":
             done = recorder.epochs[-1]
@@ -176,7 +178,7 @@ class _Telling:
             of = f"{len(partial)} of {self._steps_an_epoch} steps"
             self._line(last.epoch, of, values, sum(step.seconds for step in partial))
         if stopped:
-            self._say(f"stopped after step {recorder.step_count}; what follows is what there is so far")
+            self._say(f"{self._why} after step {recorder.step_count}; what follows is what there is so far")
         save_report(page, module, recorder, title="bucketlab: a bucketed language model")
         return DemoResult(
             recorder.step_count,

@@ -66,7 +66,7 @@ def test_demo_ends_when_its_time_is_up(tmp_path: Path) -> None:
     result = run_demo(tmp_path / "page.html", epochs=9, seconds=1e-9, contexts=1, say=said.append, **SMALL)
     assert (result.steps, result.stopped, result.perplexities) == (1, True, ())
     text = "\n".join(said)
-    assert "stopped after step 1" in text
+    assert "\nthe 1e-09 seconds are up: stopped after step 1;" in text
     assert headings(text) == TABLES
     assert result.report.is_file()
 
