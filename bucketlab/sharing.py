@@ -120,7 +120,7 @@ class GroupMemory:
 
     def lay_into_arenas(self, execs: Mapping[int, Any], inputs_grow: bool) -> None:
         """Give executors that have not run yet their working memory in the arenas, which grow if they must."""
-        small = {i: need for i, e in execs.items() if (need := self.arenas[i].needs(e)) > self.arenas[i].nbytes}
+        small = {i: need for i, e in execs.items() if (need := self.arenas[i].needs(e)) > self.arenas[i].capacity}
         for i, need in small.items():
             self.arenas[i].grow(need)
         if small or inputs_grow:

@@ -53,8 +53,9 @@ class Arena:
         self.buffer: Any = None
 
     @property
-    def nbytes(self) -> int:
-        return 0 if self.buffer is None else self.buffer.size
+    def capacity(self) -> int:
+        """Bytes that executors may need; the buffer has some more, to start at an aligned address."""
+        return 0 if self.buffer is None else self.buffer.size - ALIGNMENT
 
     def needs(self, executor: Any) -> int:
         """Bytes that a bound executor, never run, would take of the arena."""
@@ -71,8 +72,8 @@ class Arena:
             return
         base = ctypes.c_uint64.from_address(ctypes.c_uint64.from_address(self.buffer.handle.value).value).value
         offset = -base % ALIGNMENT
-        if offset + sum(_padded(size) for _, size in blocks) > self.nbytes:
-            raise NotReadyError(f"an arena of {self.nbytes} bytes does not hold the executor: grow it first")
+        if sum(_padded(size) for _, size in blocks) > self.capacity:
+            raise NotReadyError(f"an arena of {self.capacity} bytes does not hold the executor: grow it first")
         # Outputs may be held by name after the executor is gone, so the arena lives as long as what points into it.
         executor._arena = self.buffer
         for chunk, size in blocks:
@@ -110,7 +111,7 @@ def _prove() -> str:
             grads = {name: mx.nd.zeros(shapes[name]) for name in ("fc_weight", "fc_bias")}
             executor = symbol.bind(mx.cpu(), arrays, args_grad=grads)
             if laid:
-                if arena.needs(executor) + ALIGNMENT > arena.nbytes:
+                if arena.needs(executor) > arena.capacity:
                     arena.grow(arena.needs(executor))
                 arena.lay(executor)
             executor.forward(is_train=True)
@@ -120,7 +121,7 @@ def _prove() -> str:
             if laid:
                 data = ctypes.c_uint64.from_address(ctypes.c_uint64.from_address(executor.outputs[0].handle.value).value)
                 base = ctypes.c_uint64.from_address(ctypes.c_uint64.from_address(arena.buffer.handle.value).value)
-                if not base.value <= data.value < base.value + arena.nbytes:
+                if not base.value <= data.value < base.value + arena.buffer.size:
                     return "an executor that was laid into an arena ran outside of it"
         results.append(sides)
     if any(own != laid for own, laid in results):
