@@ -114,6 +114,7 @@ class DataParallelExecutorGroup:
         self._parts: dict[int, Any] = {}
         self._averages: tuple[AveragingLoss, ...] | None = None
         self._monitors: list[Any] = []
+        self._callbacks: list[tuple[Any, bool] | None] = [None] * len(self.contexts)
         # Rows that are filler: at the end of the whole batch, or of each part of a batch that came as a list.
         self._pad = 0
         self._pads: list[int] | None = None
@@ -270,6 +271,13 @@ class DataParallelExecutorGroup:
         ]
 
     def _use(self, bound: BoundShapes) -> None:
+        self._note_callbacks()
+        for executor, callback in zip(bound.execs, self._callbacks):
+            if callback is not None and executor._monitor_callback is not callback[0]:
+                executor._monitor_callback, executor._monitor_all = callback
+                mx.base.check_call(
+                    mx.base._LIB.MXExecutorSetMonitorCallbackEX(executor.handle, callback[0], None, int(callback[1]))
+                )
         self._bound = bound
         self._collect_arrays()
 
@@ -282,8 +290,16 @@ class DataParallelExecutorGroup:
         else:
             self.drop_executors()
 
+    def _note_callbacks(self) -> None:
+        """A callback that a program sets on an executor is its context's: executors for other shapes call it too."""
+        current = self.__dict__.get("_bound")
+        for i, executor in enumerate(current.execs if current is not None else ()):
+            if executor._monitor_callback is not None:
+                self._callbacks[i] = (executor._monitor_callback, executor._monitor_all)
+
     def drop_executors(self) -> None:
         """Give up the executors at once; whoever asks for them has them bound again."""
+        self._note_callbacks()
         self._bounds.clear()
         for name in OF_EXECUTORS:
             self.__dict__.pop(name, None)
@@ -628,14 +644,16 @@ class DataParallelExecutorGroup:
         return merged.copy() if merged is parts[0] else merged
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
-        """Gradients of the data arrays in the order of data_shapes, as arrays that stay what they are."""
+        """Gradients of the data arrays in the order of data_shapes, as arrays that stay what they are; None for 'null'."""
         if not self.inputs_need_grad:
             raise NotReadyError("get_input_grads() needs bind(..., inputs_need_grad=True)")
         bound = self._bound
         results: list[Any] = []
         for k, name in enumerate(self.data_names):
             parts = [bound.execs[i].grad_dict[name] for i in bound.active]
-            if not merge_multi_context:
+            if parts[0] is None:
+                results.append(None if merge_multi_context else parts)
+            elif not merge_multi_context:
                 results.append([part.copy() for part in parts])
             else:
                 results.append(self._merged(parts, RowAxis(self.data_layouts[k]), f"gradient of {name!r}"))
