@@ -69,9 +69,7 @@ def words_symbol(bucket: int):
 
 
 def old_bucketing_module(contexts: int = 2) -> mx.mod.BucketingModule:
-    return mx.mod.BucketingModule(
-        words_symbol, default_bucket_key=8, context=[mx.cpu(i) for i in range(contexts)]
-    )
+    return mx.mod.BucketingModule(words_symbol, default_bucket_key=8, context=[mx.cpu(i) for i in range(contexts)])
 
 
 def old_module(bucket: int = 5, contexts: int = 1) -> mx.mod.Module:

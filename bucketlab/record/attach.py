@@ -57,9 +57,7 @@ def attach(module: Any, observer: Observer, *, gate: bool = False) -> Callable[[
     ``fit`` adds the callbacks that fill it. Raises TypeError for an object that cannot train.
     """
     if not callable(getattr(module, "fit", None)):
-        raise TypeError(
-            f"cannot watch {type(module).__name__}: it has no fit(); give a module of bucketlab or mx.mod"
-        )
+        raise TypeError(f"cannot watch {type(module).__name__}: it has no fit(); give a module of bucketlab or mx.mod")
     if not hasattr(module, "_observer"):
         module._observer = None
         _fill_slot_from_callbacks(module)

@@ -113,9 +113,7 @@ class Recorder:
                 break
             total.add(step)
             buckets.setdefault(step.bucket, Accumulator(step.bucket)).add(step)
-        return RunSummary(
-            self._epochs_done, total.totals(), tuple(b.totals() for b in buckets.values()), values
-        )
+        return RunSummary(self._epochs_done, total.totals(), tuple(b.totals() for b in buckets.values()), values)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything kept, as plain data."""
@@ -239,9 +237,7 @@ class Recorder:
         self._nbatch, self._mark, self._fresh = 0, None, True
         self._emit(
             self._epochs,
-            EpochEvent(
-                self._total.steps, epoch, done.steps, done.seconds, done.rows - done.pad, done.tokens, values
-            ),
+            EpochEvent(self._total.steps, epoch, done.steps, done.seconds, done.rows - done.pad, done.tokens, values),
         )
 
     def _read_metric(self) -> tuple[tuple[str, float], ...]:

@@ -72,11 +72,13 @@ def _cells(totals: BucketTotals, label: str, share: float | None) -> tuple[str, 
 
 def _rows(summary: RunSummary) -> list[tuple[tuple[str, ...], float]]:
     whole = summary.total.seconds
-    shares = [bucket.seconds / whole if whole else 0.0 for bucket in summary.buckets]
-    return [
-        (_cells(bucket, bucket_name(bucket.bucket), share), share)
-        for bucket, share in zip(summary.buckets, shares)
-    ]
+    try:
+        buckets = sorted(summary.buckets, key=lambda totals: totals.bucket)  # type: ignore[arg-type, return-value]
+    except TypeError:
+        # Keys that cannot be compared stay in the order in which they came.
+        buckets = list(summary.buckets)
+    shares = [bucket.seconds / whole if whole else 0.0 for bucket in buckets]
+    return [(_cells(bucket, bucket_name(bucket.bucket), share), share) for bucket, share in zip(buckets, shares)]
 
 
 def summary_text(summary: RunSummary) -> str:
@@ -119,9 +121,7 @@ def tick_html(step: StepEvent, values: Sequence[tuple[str, float]], recent: RunS
 
 
 _TICK = Environment(autoescape=True).from_string(
-    '<p class="bl-tick">'
-    "{% for name, value in figures %}<span>{{ name }} <b>{{ value }}</b></span> {% endfor %}"
-    "</p>"
+    '<p class="bl-tick">{% for name, value in figures %}<span>{{ name }} <b>{{ value }}</b></span> {% endfor %}</p>'
 )
 
 # The curve
@@ -136,12 +136,7 @@ def curve_html(readings: Sequence[MetricEvent], name: str | None = None, *, poin
     is the metric's name, by default the first.
     """
     name = name if name is not None else next((n for r in readings for n, _ in r.values), None)
-    found = [
-        (r.epoch, r.step, value)
-        for r in readings
-        for n, value in r.values
-        if n == name and math.isfinite(value)
-    ]
+    found = [(r.epoch, r.step, value) for r in readings for n, value in r.values if n == name and math.isfinite(value)]
     if not found:
         return ""
     from matplotlib.ticker import MaxNLocator

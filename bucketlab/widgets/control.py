@@ -40,9 +40,7 @@ class RunControl:
         """A run starts, held before its first step if ``paused``. Raises RuntimeError while one goes on."""
         with self._condition:
             if self.active:
-                raise RuntimeError(
-                    f"this module is training already ({self._state}); wait() for it or stop() it first"
-                )
+                raise RuntimeError(f"this module is training already ({self._state}); wait() for it or stop() it first")
             self._hold, self._credits = paused, 0
             self._stop = self._interrupted = self._waiting = self._stopped = False
             self._state = "pausing" if paused else "running"

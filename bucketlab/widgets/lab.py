@@ -28,8 +28,7 @@ __all__ = ["Lab"]
 _TRAINING_SECONDS = 1.0
 _TITLE = Markup('<p class="bl-lab-title"><b>{}</b> <span>{}</span></p>')
 _FAULT = Markup(
-    '<p class="bl-failed" role="alert">The recorder could not read something: <b>{}</b>: {}. '
-    "The training goes on.</p>"
+    '<p class="bl-failed" role="alert">The recorder could not read something: <b>{}</b>: {}. The training goes on.</p>'
 )
 
 
@@ -60,14 +59,12 @@ class Lab:
         self._slices = Panel("Slices: the current batch over the contexts", "No batch yet.")
         self._training = Panel("Training", "No step yet.")
         self._memory = Panel("Memory: bytes by context and role", "Nothing is bound yet.")
-        self._aliases = Panel(
-            "Aliasing: which arrays are the same memory", "Nothing is bound yet.", scroll=True
-        )
-        side_by_side = ipywidgets.HBox([_column(self._slices, self._training), _column(self._memory)])
-        side_by_side.layout = ipywidgets.Layout(flex_flow="row wrap", width="100%", overflow="visible")
+        self._aliases = Panel("Aliasing: which arrays are the same memory", "Nothing is bound yet.", scroll=True)
+        columns = ipywidgets.HBox([_column(self._slices, self._aliases), _column(self._training, self._memory)])
+        columns.add_class("bl-columns")
         self.widget = ipywidgets.VBox(
             [self._style, self._title.widget, self._controls.widget, self._tick.widget, self._notice.widget,
-             side_by_side, self._aliases.widget]
+             columns]
         )  # fmt: skip
         self.widget.add_class("bl-lab")
         self._paint()
@@ -216,8 +213,7 @@ class Lab:
 
 
 def _column(*panels: Panel) -> ipywidgets.VBox:
-    layout = ipywidgets.Layout(flex="1 1 420px", min_width="0", overflow="visible")
-    return ipywidgets.VBox([panel.widget for panel in panels], layout=layout)
+    return ipywidgets.VBox([panel.widget for panel in panels])
 
 
 def _slices(look: Look) -> str:

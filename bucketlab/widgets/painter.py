@@ -62,9 +62,7 @@ class Painter:
     def flush(self, timeout: float = 5.0) -> bool:
         """Wait until all that was touched is painted; False when that takes more than ``timeout`` seconds."""
         with self._condition:
-            return self._condition.wait_for(
-                lambda: self._closed or not (self._touched or self._painting), timeout
-            )
+            return self._condition.wait_for(lambda: self._closed or not (self._touched or self._painting), timeout)
 
     def close(self) -> None:
         with self._condition:

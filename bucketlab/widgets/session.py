@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import atexit
 import functools
+import inspect
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -52,6 +53,7 @@ class Session:
         self._gap = 1.0 / max_hz
         self._due = 0.0
         self._stale = 1
+        self._ran: set[Hashable] = set()
         self._steered = False
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -164,6 +166,11 @@ class Session:
             # Once more after the next step: a new bucket's optimizer state is made by its first update.
             self._stale = 2
         elif kind == "step":
+            last = self.recorder.last_step
+            if last is not None and last.bucket not in self._ran:
+                # A bucket's outputs are made by its first run, which may come long after it was bound.
+                self._ran.add(last.bucket)
+                self._stale = max(self._stale, 1)
             self._sample()
             if self.control.pending:
                 self._sample(force=True)
@@ -201,7 +208,7 @@ class Session:
                 look = look._replace(arrays=snapshot(self.module), counted=counters.read(), arrays_fault=None)
             except Exception as fault:
                 look = look._replace(arrays_fault=fault)
-            if look.arrays_fault or look.arrays.records != seen:
+            if look.arrays is None or look.arrays_fault or look.arrays.records != seen:
                 look = look._replace(structure=look.structure + 1)
         return look
 
@@ -230,7 +237,7 @@ class Session:
     def close(self) -> None:
         """Stop watching and give the module its own ``fit`` back."""
         if self.module.__dict__.get("fit") is self._steered_fit:
-            if getattr(self._own_fit, "__self__", None) is self.module:
+            if inspect.ismethod(self._own_fit):
                 del self.module.fit
             else:
                 self.module.fit = self._own_fit

@@ -29,20 +29,20 @@ def new_module():
 
 BUCKETED = [new_bucketing_module, old_bucketing_module]
 ALL = [*BUCKETED, new_module, old_module]
+# A second fit says that it goes on from the parameters there are.
+AGAIN = pytest.mark.filterwarnings("ignore:Parameters (are|already) initiali[sz]ed")
 
 
 def batches_for(module):
-    return (
-        three_buckets() if hasattr(module, "_buckets") else Batches([batch(5, pad=i % 2) for i in range(5)])
-    )
+    return three_buckets() if hasattr(module, "_buckets") else Batches([batch(5, pad=i % 2) for i in range(5)])
 
 
 def settled(lab: Lab, *states: str) -> bool:
     """The run came to one of these states, and that is painted."""
     control = lab._session.control
-    return control.wait_while(
-        (ACTIVE | {"idle", "finished", "stopped", "failed"}) - set(states), SECONDS
-    ) and (lab._painter.flush())
+    return control.wait_while((ACTIVE | {"idle", "finished", "stopped", "failed"}) - set(states), SECONDS) and (
+        lab._painter.flush()
+    )
 
 
 def html_of(lab: Lab) -> str:
@@ -77,11 +77,7 @@ def test_it_shows_at_once_and_fills_in_as_the_training_runs(make):
     words = words_of(html_of(lab))
     assert lab.state == "finished" and "finished" in words
     assert "step 15" in words and "epoch 2" in words and "accuracy" in words
-    assert (
-        "rows over" in words
-        and "distinct: every byte once" in words
-        and "Time and padding by bucket" in words
-    )
+    assert "rows over" in words and "distinct: every byte once" in words and "Time and padding by bucket" in words
     assert "failed" not in words
     assert lab.recorder.summary().epochs == 3
     lab.close()
@@ -116,6 +112,7 @@ def test_pause_holds_step_trains_exactly_one_and_the_buttons_follow(make):
     lab.close()
 
 
+@AGAIN
 @pytest.mark.parametrize("make", ALL)
 def test_after_a_stop_another_fit_starts_with_a_whole_epoch(make):
     module = make()
@@ -232,6 +229,7 @@ def test_a_second_interrupt_is_not_waited_for():
     lab.close()
 
 
+@AGAIN
 @pytest.mark.parametrize("make", ALL)
 def test_an_exception_in_the_training_is_shown_and_raised_to_who_waits(make):
     module = make()
