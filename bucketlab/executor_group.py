@@ -388,6 +388,7 @@ class DataParallelExecutorGroup:
 
     def get_params(self, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]) -> None:
         """Write the mean over contexts of every parameter and auxiliary state into the host arrays that are given."""
+        self._settle_aux()
         for names, table, host in ((self.held_names, self.param_arrays, arg_params), (self.aux_names, self.aux_arrays, aux_params)):
             for name, block in zip(names, table):
                 if name not in host:
@@ -467,8 +468,15 @@ class DataParallelExecutorGroup:
             if name in table:
                 as_array(source, table[name].dtype).copyto(table[name])
 
+    def _settle_aux(self) -> None:
+        """Wait until auxiliary states are what they will be: BatchNorm changes them in the backward pass without telling
+        the engine, so that reading them does not wait."""
+        if self.aux_names:
+            mx.nd.waitall()
+
     def _level_aux(self) -> None:
         """Before some contexts rest: give all of them the mean, so that what the others learn is not averaged away."""
+        self._settle_aux()
         for block in self.aux_arrays:
             mean = _mean(block)
             for array in block:
@@ -476,6 +484,7 @@ class DataParallelExecutorGroup:
 
     def _spread_aux(self) -> None:
         """After some contexts rested: they take the mean of those that ran, as one context with all rows would have."""
+        self._settle_aux()
         active = set(self._bound.active)
         for block in self.aux_arrays:
             mean = _mean([array for i, array in enumerate(block) if i in active])
