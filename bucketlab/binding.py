@@ -264,17 +264,16 @@ def _fresh(need: ArrayNeed) -> Any:
     return mx.nd.zeros(need.shape, ctx=need.context, dtype=need.dtype, stype=need.stype)
 
 
+def holds(known: Any, need: ArrayNeed) -> bool:
+    """Whether the array that stands under a name already has room for what is needed."""
+    alike = known.stype == need.stype and known.dtype == need.dtype and known.context == need.context
+    return alike and (known.size >= need.size if need.stype == "default" else known.shape == need.shape)
+
+
 def _shared(arrays: dict[str, Any], need: ArrayNeed) -> Any:
     """The array of that name, or as much of it as the shape needs; a larger one replaces it for those to come."""
     known = arrays.get(need.name)
-    if (
-        known is None
-        or known.stype != need.stype
-        or known.dtype != need.dtype
-        or known.context != need.context
-        or (need.stype == "default" and known.size < need.size)
-        or (need.stype != "default" and known.shape != need.shape)
-    ):
+    if known is None or not holds(known, need):
         arrays[need.name] = known = _fresh(need)
     if known.shape == need.shape:
         return known

@@ -97,7 +97,7 @@ class GroupMemory:
 
     def owns_more(self, execs: Sequence[Any]) -> bool | None:
         """Whether executors with a pool of their own need more than the pool's owner; None where it cannot be read."""
-        mine = pool_bytes(execs)
+        mine = self.pool_bytes(execs)
         return None if mine is None or self._own_bytes is None else mine > self._own_bytes
 
     def grew_since(self, before: int | None) -> bool:
@@ -107,14 +107,18 @@ class GroupMemory:
 
     def bytes(self) -> int | None:
         """Bytes of the shared pool, allocated or not; None where it cannot be read."""
-        return pool_bytes([memory.pool for memory in self.contexts if memory.pool is not None])
+        return self.pool_bytes([memory.pool for memory in self.contexts if memory.pool is not None])
+
+    def pool_bytes(self, execs: Sequence[Any]) -> int | None:
+        """Bytes of the executors' working pools, each block once; a rehearsal of this memory counts its own."""
+        return pool_bytes(execs)
 
     def give_pool(self, execs: Mapping[int, Any], needs: Mapping[int, Requirements]) -> None:
         """Make these executors the owners of the pool, and have all groups let go of those that use the old one."""
         for i, executor in execs.items():
             self.contexts[i].pool = executor
         self._appetite = _appetite(needs)
-        self._own_bytes = pool_bytes(list(execs.values()))
+        self._own_bytes = self.pool_bytes(list(execs.values()))
         for group in list(self.groups):
             group.let_go()
 
