@@ -10,7 +10,7 @@ import numpy as np
 from bucketlab.data.arguments import check_contexts, context_names, contexts_text
 from bucketlab.data.batching import Budget, evened
 from bucketlab.data.choosing import Wish, choose_bounds, choose_chain
-from bucketlab.data.keys import Key, assign
+from bucketlab.data.keys import Key, assign, check_keys, key_text
 from bucketlab.data.lengths import Cost, Counted, cost_name, count
 from bucketlab.data.plan import BucketPlan, PlannedBucket
 from bucketlab.errors import DataError
@@ -32,6 +32,7 @@ def plan_buckets(
     step_cost: float = 0,
     even: bool = True,
     joint: bool | None = None,
+    bounds: Sequence[Any] | None = None,
 ) -> BucketPlan:
     """The best buckets for sequences of these lengths: those that compute the fewest tokens in an epoch.
 
@@ -46,6 +47,8 @@ def plan_buckets(
     ``bucketlab.data.lengths.row_cost``); ``step_cost`` is added for each batch. ``joint`` chooses bounds
     and batch sizes together instead of one after the other: by default for up to 2,000 different lengths,
     but not for pairs nor for a budget of bytes, where it asks ``bytes_of`` about every length.
+
+    With ``bounds`` only the batches are chosen, so that any rule's buckets can be looked at as a plan.
 
     >>> plan_buckets([3, 3, 4, 9, 9, 10], k=2).keys
     (4, 10)
@@ -67,7 +70,11 @@ def plan_buckets(
     )
     allowed.require(longest, step, where)
     wish = Wish(k, limit, allowed, step, cost, step_cost, even, joint)
-    keys, method = (choose_bounds if counted.dimensions == 1 else choose_chain)(counted, wish)
+    if bounds is not None:
+        asked = [name for name, value in (("k", k), ("waste", waste), ("joint", joint)) if value is not None]
+        keys, method = _given(bounds, counted, asked), "bounds as given" + wish.evened
+    else:
+        keys, method = (choose_bounds if counted.dimensions == 1 else choose_chain)(counted, wish)
     buckets = _fill(keys, counted, allowed, step, even, shares, where)
     default, order = _binding(buckets)
     return BucketPlan(
@@ -81,6 +88,25 @@ def plan_buckets(
         order,
         _histogram(counted),
     )
+
+
+def _given(bounds: Sequence[Any], counted: Counted, asked: Sequence[str]) -> list[Key]:
+    """Bounds that somebody else has chosen, once they are found to hold everything."""
+    if asked:
+        raise DataError(f"bounds are given, which leaves {' and '.join(asked)} nothing to choose; give only one")
+    keys = list(check_keys(bounds, counted.dimensions))
+    out = assign(keys, counted.values) < 0
+    if out.any():
+        longest = counted.values[out][counted.sizes[out].argmax()].tolist()
+        raise DataError(
+            f"bounds hold up to {key_text(keys[-1])}, which leaves out {int(counted.counts[out].sum()):,} of "
+            f"{counted.sequences:,} sequences, the longest {key_text(_as_key(longest))}; add a bound"
+        )
+    return keys
+
+
+def _as_key(plain: Any) -> Key:
+    return tuple(plain) if isinstance(plain, list) else plain
 
 
 def _fill(

@@ -319,6 +319,26 @@ def test_a_plan_feeds_an_iterator_with_what_it_promised():
         BucketIter(text, plan_buckets(pairs, 4))
 
 
+@given(lengths_lists, st.integers(1, 5), st.integers(1, 3), st.booleans())
+def test_the_bounds_of_a_plan_given_back_make_the_same_plan(lengths, k, contexts, even):
+    plan = plan_buckets(lengths, k, contexts=contexts, even=even)
+    same = plan_buckets(lengths, bounds=plan.keys, contexts=contexts, even=even)
+    assert same.buckets == plan.buckets and same.bind_order == plan.bind_order
+    assert same.method == "bounds as given" + (", batches evened" if even else "")
+
+
+def test_the_usual_buckets_can_be_looked_at_as_a_plan():
+    text = corpus()
+    usual = plan_buckets(text, bounds=range(10, 131, 10), budget=Budget.rows(32), even=False, contexts=2)
+    # No sentence has 111 to 120 words: a bucket that nothing goes to is none.
+    assert usual.keys == (10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 130)
+    assert set(usual.batch_sizes) == {32} and usual.sequences == len(text)
+    assert usual.padding == sum(-(-n // 10) * 10 for n in text.lengths.tolist()) - len(text.flat)
+    check_feeds(text, usual)
+    pairs = plan_buckets([(2, 3), (5, 5), (1, 9)], bounds=[(2, 3), (5, 9)])
+    assert [b.sequences for b in pairs] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
@@ -370,6 +390,10 @@ def test_a_plan_feeds_an_iterator_with_what_it_promised():
         (([3],), {"contexts": []}, DataError, r"contexts is \[\]; give at least one"),
         (([3],), {"workloads": []}, DataError, r"workloads is \[\]; give at least one"),
         (([3],), {"step_cost": -1}, DataError, "step_cost is -1"),
+        (([3], 2), {"bounds": [3], "waste": 0.1}, DataError, "which leaves k and waste nothing to choose"),
+        (([3, 4, 9, 7],), {"bounds": [3, 6]}, DataError, "up to 6, which leaves out 2 of 4 sequences, the longest 9"),
+        (([(3, 4), (5, 1)],), {"bounds": [(3, 4)]}, DataError, "up to 3x4, which leaves out 1 of 2 .* the longest 5x1"),
+        (([3],), {"bounds": [4, 2]}, DataError, r"bounds are \[4, 2\]; they must rise"),
     ],
 )
 def test_bad_arguments_are_named(arguments, options, error, message):
