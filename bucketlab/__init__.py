@@ -7,6 +7,7 @@ from bucketlab import data, models
 from bucketlab.executor_group import DataParallelExecutorGroup
 from bucketlab.free import bind
 from bucketlab.memory import Ledger, Snapshot, aliases, memory, same_memory, snapshot
+from bucketlab.metrics import RealTokens
 from bucketlab.module.base import BaseModule
 from bucketlab.module.bucketing import BucketingModule
 from bucketlab.module.module import Module
@@ -29,6 +30,7 @@ __all__ = [
     "MutableModule",
     "PythonLossModule",
     "PythonModule",
+    "RealTokens",
     "Recorder",
     "SVRGModule",
     "SequentialModule",
