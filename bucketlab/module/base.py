@@ -127,13 +127,15 @@ class BaseModule:
         )
         if monitor is not None:
             self.install_monitor(monitor)
-        self.init_params(
-            initializer=initializer,
-            arg_params=arg_params,
-            aux_params=aux_params,
-            allow_missing=allow_missing,
-            force_init=force_init,
-        )
+        # Going on with a fit is no fault; only values that would be passed over are worth a warning.
+        if not self.params_initialized or force_init or arg_params is not None or aux_params is not None:
+            self.init_params(
+                initializer=initializer,
+                arg_params=arg_params,
+                aux_params=aux_params,
+                allow_missing=allow_missing,
+                force_init=force_init,
+            )
         self.init_optimizer(kvstore=kvstore, optimizer=optimizer, optimizer_params=optimizer_params)
         if validation_metric is None:
             validation_metric = eval_metric
