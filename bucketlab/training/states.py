@@ -21,15 +21,49 @@ def _counted(method: Any) -> Any:
     return changing
 
 
-class States(dict):
-    """Optimizer state by key, as programs expect it; ``version`` tells whether it was changed since."""
+def _same(key: Any) -> Any:
+    return key
 
-    def __init__(self, values: Mapping[Any, Any], version: int = 0):
+
+class States(dict):
+    """Optimizer state by key, as programs expect it; ``version`` tells whether it was changed since.
+
+    mxnet keys states by a parameter's number or by its name, as the case may be. Here either finds what is kept
+    under the other: ``other(key)`` tells that.
+    """
+
+    def __init__(self, values: Mapping[Any, Any], version: int = 0, other: Callable[[Any], Any] = _same):
         super().__init__(values)
         self.version = version
+        self._other = other
 
-    __setitem__ = _counted(dict.__setitem__)
-    __delitem__ = _counted(dict.__delitem__)
+    def _kept(self, key: Any) -> Any:
+        """The key under which the state of ``key`` is kept, if it is."""
+        if dict.__contains__(self, key):
+            return key
+        other = self._other(key)
+        return other if dict.__contains__(self, other) else key
+
+    def __contains__(self, key: Any) -> bool:
+        return dict.__contains__(self, self._kept(key))
+
+    def __missing__(self, key: Any) -> Any:
+        other = self._kept(key)
+        if other == key:
+            raise KeyError(key)
+        return self[other]
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return dict.get(self, self._kept(key), default)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.version += 1
+        self.keep(key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self.version += 1
+        dict.__delitem__(self, self._kept(key))
+
     clear = _counted(dict.clear)
     pop = _counted(dict.pop)
     popitem = _counted(dict.popitem)
@@ -38,7 +72,7 @@ class States(dict):
 
     def keep(self, key: Any, value: Any) -> None:
         """Put a value in without that being a change."""
-        dict.__setitem__(self, key, value)
+        dict.__setitem__(self, self._kept(key), value)
 
 
 class Updater(mx.optimizer.Updater):
@@ -73,7 +107,15 @@ class Updater(mx.optimizer.Updater):
     @states.setter
     def states(self, values: Mapping[Any, Any]) -> None:
         before = getattr(self, "_states", None)
-        self._states = States(values, before.version + 1 if before is not None else 0)
+        self._states = States(values, before.version + 1 if before is not None else 0, self._other_key)
+
+    def _other_key(self, key: Any) -> Any:
+        """The name for a parameter's number, and the first number for its name; other keys are their own."""
+        if not isinstance(key, int):
+            per_name = 1 if self._exchange.update_on_kvstore else self._exchange.contexts
+            return self._names.index(key) * per_name if key in self._names else key
+        position = key if self._exchange.update_on_kvstore else key // self._exchange.contexts
+        return self._names[position] if 0 <= position < len(self._names) else key
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         if not self.in_callback:
@@ -96,11 +138,19 @@ class Updater(mx.optimizer.Updater):
         taken = self._translated(content)
         self.optimizer = optimizer
         self.states = taken
-        self.states_synced = dict.fromkeys(taken, False)
+        here = (key for name in self._names if name in taken for key in self._keys(name))
+        self.states_synced = dict.fromkeys([*taken, *here], False)
+
+    def _keys(self, name: str) -> tuple[Any, ...]:
+        return self._exchange.keys(name, self._names.index(name))
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
         """All states, pickled as mxnet's Updater does: one per key, each an array of its own."""
-        content = {key: self._detached(key, value) for key, value in self.states.items()}
+        content = {
+            key: self._detached(key, value)
+            for kept, value in self.states.items()
+            for key in (self._keys(kept) if kept in self._names else (kept,))
+        }
         return pickle.dumps((content, self.optimizer) if dump_optimizer else content)
 
     def _detached(self, key: Any, value: Any) -> Any:
@@ -110,17 +160,15 @@ class Updater(mx.optimizer.Updater):
         return _mapped(lambda array: array.copyto(context or array.context), value)
 
     def _translated(self, content: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Content by the keys in use here, whichever of mxnet's ways of keying it was written with."""
+        """Content whose numbers are those in use here; names stay names."""
         numbers = sorted(key for key in content if isinstance(key, int))
         contexts = self._contexts_in(numbers, content)
         result = {key: value for key, value in content.items() if not isinstance(key, int)}
         for number in reversed(numbers):
             result[self._names[number // contexts]] = content[number]
-        for position, name in enumerate(self._names):
-            if name in result:
-                result.update(dict.fromkeys(self._exchange.keys(name, position), result[name]))
-                if not self._exchange.update_on_kvstore:
-                    del result[name]
+        for name in self._names:
+            if name in result and name not in content and not self._exchange.update_on_kvstore:
+                result.update(dict.fromkeys(self._keys(name), result.pop(name)))
         return result
 
     def _contexts_in(self, numbers: Sequence[int], content: Mapping[Any, Any]) -> int:
