@@ -38,7 +38,7 @@ border:solid var(--line);border-width:1px 0;color:var(--soft);font-variant-numer
 .bl-columns>.widget-vbox+.widget-vbox{flex-grow:1.2}
 .bl-lab .bl-al td,.bl-lab .bl-al thead th{padding-right:5px!important}
 .bl-lab .bl-al td b,.bl-lab .bl-al td i{min-width:26px;padding:0 3px}
-.bl-scroll{max-height:680px;overflow:auto}
+.bl-scroll{max-height:860px;overflow:auto}
 .bl-failed{margin:0 0 8px;padding:8px 12px;border:1px solid #d55e00;border-left-width:5px;border-radius:4px}
 .bl-failed b{color:var(--ink)}
 .bl-empty{color:var(--soft);margin:0 0 8px}
