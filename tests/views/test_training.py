@@ -73,9 +73,7 @@ def test_nothing_yet():
 
 
 def test_the_line_of_figures_stays_small():
-    step = StepEvent(
-        123_456_789, 1234, 99_999, ("a rather long name", 1000, 2000), 4096, 2, 10, 20, 0.1, False
-    )
+    step = StepEvent(123_456_789, 1234, 99_999, ("a rather long name", 1000, 2000), 4096, 2, 10, 20, 0.1, False)
     total = BucketTotals(None, 64, 262_144, 0, 123_456_789, 223_456_789, 0.0123, 64, 0.0123)
     html = tick_html(
         step, [("a metric with a very long name", 123456.789), ("other", 1.0)], RunSummary(1, total, (), ())
