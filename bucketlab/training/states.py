@@ -176,19 +176,24 @@ class Updater(mx.optimizer.Updater):
         here = self._exchange.contexts
         groups = {number // here for number in numbers}
         complete = set(numbers) == {group * here + k for group in groups for k in range(here)}
-        for contexts in (here, 1) if complete else (1,):
-            if all(self._fits(number // contexts, content[number]) for number in numbers):
-                return contexts
+        for exactly in (True, False):
+            # One context first: the fewer numbers a parameter has, the more parameters have states.
+            for contexts in (1, here) if complete else (1,):
+                if all(self._fits(number // contexts, content[number], exactly) for number in numbers):
+                    return contexts
         raise ShapeError(
             f"the optimizer states are of parameters number {numbers} and do not fit the {len(self._names)} "
             f"parameters here; they come from another model, or were saved over another number of contexts"
         )
 
-    def _fits(self, position: int, value: Any) -> bool:
+    def _fits(self, position: int, value: Any, exactly: bool) -> bool:
+        """Whether a state can be this parameter's; only optimizers that we know must keep its own shape."""
         if not 0 <= position < len(self._names):
             return False
         shape = self._weights[self._names[position]].shape
-        return family_of(self.optimizer) is None or all(array.shape == shape for array in state_arrays(value))
+        if not exactly and family_of(self.optimizer) is None:
+            return True
+        return all(array.shape == shape for array in state_arrays(value))
 
 
 class FlatStates:
