@@ -18,7 +18,7 @@ from bucketlab.module.svrg import SVRGModule
 from bucketlab.patching import patch
 from bucketlab.record import Recorder
 from bucketlab.record.report import save_report
-from bucketlab.widgets import Lab
+from bucketlab.widgets import Lab, PlanExplorer
 
 __all__ = [
     "BaseModule",
@@ -28,6 +28,7 @@ __all__ = [
     "Ledger",
     "Module",
     "MutableModule",
+    "PlanExplorer",
     "PythonLossModule",
     "PythonModule",
     "RealTokens",

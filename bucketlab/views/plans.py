@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from markupsafe import Markup
 
 from bucketlab.data.keys import key_text
 from bucketlab.views.tables import byte_size, share
@@ -16,7 +17,15 @@ if TYPE_CHECKING:
     from bucketlab.data.plan import BucketPlan
     from bucketlab.views.figures import StillFigure
 
-__all__ = ["comparison_html", "comparison_text", "plan_figure", "plan_html", "plan_text", "table_html"]
+__all__ = [
+    "comparison_html",
+    "comparison_text",
+    "plan_figure",
+    "plan_html",
+    "plan_text",
+    "table_html",
+    "totals_html",
+]
 
 _WIDTH, _HEIGHT = 720, 110  # of the histogram, in SVG units
 
@@ -84,6 +93,27 @@ def plan_text(plan: BucketPlan) -> str:
     head, rows = plan_rows(plan)
     first, *rest = plan_lines(plan)
     return "\n".join([first, table(head, rows, range(1, len(head))), *rest])
+
+
+def plan_totals(plan: BucketPlan) -> list[tuple[str, str]]:
+    """The figures of a plan that people choose by, each with its name."""
+    largest = max(plan.buckets, key=lambda b: b.rows * b.size)
+    figures = [
+        ("buckets", f"{len(plan)}"),
+        ("steps an epoch", f"{plan.steps:,}"),
+        ("waste", share(plan.computed - plan.tokens, plan.computed)),
+        ("tokens computed", f"{plan.computed:,}"),
+        ("largest batch, tokens", f"{largest.rows * largest.size:,}"),
+    ]
+    if all(b.bytes is not None for b in plan.buckets):
+        figures.append(("largest batch, bytes", byte_size(max(b.bytes or 0 for b in plan.buckets))))
+    return figures
+
+
+def totals_html(plan: BucketPlan) -> str:
+    """:func:`plan_totals` as one line of large figures, as the dashboard has one."""
+    each = Markup(" ").join(Markup("<span>{} <b>{}</b></span>").format(*figure) for figure in plan_totals(plan))
+    return Markup('<p class="bl-tick">{}</p>').format(each)
 
 
 def plan_html(plan: BucketPlan) -> str:

@@ -1,5 +1,6 @@
-"""The dashboard of plain ipywidgets, around the pure views."""
+"""The dashboard and the plan explorer: plain ipywidgets around the pure views."""
 
 from bucketlab.widgets.lab import Lab
+from bucketlab.widgets.planner import PlanExplorer
 
-__all__ = ["Lab"]
+__all__ = ["Lab", "PlanExplorer"]
