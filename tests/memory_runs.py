@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 
 from bucketlab import mx
 
@@ -35,7 +34,6 @@ def step(module, length: int) -> None:
 
 def bucketing(lengths=(8, 5), namespace=mx.mod, kvstore="local"):
     """A BucketingModule on two contexts that trained one step in each bucket; the first is the default."""
-    logging.getLogger().setLevel(logging.ERROR)
     module = namespace.BucketingModule(
         sym_gen, default_bucket_key=lengths[0], context=list(CONTEXTS), state_names=["memory"]
     )
