@@ -653,7 +653,7 @@ class DataParallelExecutorGroup:
         return merged.copy() if merged is parts[0] else merged
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
-        """Gradients of the data arrays in the order of data_shapes, as arrays that stay what they are; None for 'null'."""
+        """Gradients of the data arrays in the order of data_shapes, as arrays of their own; None for 'null'."""
         if not self.inputs_need_grad:
             raise NotReadyError("get_input_grads() needs bind(..., inputs_need_grad=True)")
         bound = self._bound
