@@ -163,7 +163,7 @@ class SequentialModule(BaseModule):
                         label_shapes=self._labels_for(i, label_shapes, is_per_context(given)),
                         for_training=for_training,
                         inputs_need_grad=bool(inputs_need_grad or (for_training and i > 0)),
-                        force_rebind=bool(getattr(module, "binded", False)),
+                        force_rebind=force_rebind or bool(getattr(module, "binded", False)),
                         shared_module=None,
                         grad_req=requests[i],
                     )
