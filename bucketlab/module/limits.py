@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bucketlab.errors import ShapeError
-from bucketlab.shapes import BOTH_FORMS, BatchShapes, DataDesc, describe, is_per_context
+from bucketlab.shapes import BOTH_FORMS, BatchShapes, DataDesc, batch_axis, describe, is_per_context
 from bucketlab.slicing import slices_of
 
 Shape = tuple[int, ...]
@@ -40,24 +40,32 @@ class Limits:
         return self.known
 
     def for_shapes(self, shapes: BatchShapes) -> Limits:
-        """The whole maximum for batches of this form: arrays without one may be as large as they are in ``shapes``."""
+        """The whole maximum for batches of this form.
+
+        An array without one may be as large as it is in ``shapes`` (on any context), and have as many rows as the
+        maximum has, if it has the batch's rows now.
+        """
         if self.nested and not shapes.per_context:
             raise ShapeError(
                 f"max_data_shapes or max_label_shapes has one list for each context, and data_shapes one for all; "
                 f"{BOTH_FORMS}"
             )
-        if not shapes.per_context:
-            table = self.given_shapes[0]
-            return replace(self, known=_mapped(shapes, lambda i, desc: _sized(desc, table.get(desc.name, desc.shape))))
-        count = len(shapes.data)
-        largest = {
-            name: _largest([desc.shape for side in _sides(shapes) for one in side for desc in one if desc.name == name])
-            for name in {desc.name for side in _sides(shapes) for one in side for desc in one}
-        }
-        tables = [self.given_shapes[i if self.nested else 0] for i in range(count)]
-        return replace(
-            self, known=_mapped(shapes, lambda i, desc: _sized(desc, tables[i].get(desc.name, largest[desc.name])))
-        )
+        largest: dict[str, Shape] = {}
+        for desc in _all(shapes):
+            largest[desc.name] = _largest([desc.shape, largest.get(desc.name, desc.shape)])
+        tables = [self.given_shapes[i if self.nested else 0] for i in range(len(shapes.data))]
+        rows = [_rows(shapes, i, table) for i, table in enumerate(tables)]
+
+        def most(i: int, desc: Any) -> Any:
+            if desc.name in tables[i]:
+                return _sized(desc, tables[i][desc.name])
+            axis, (now, then) = batch_axis(desc.layout), rows[i]
+            shape = largest[desc.name]
+            if 0 <= axis < len(shape) and then is not None and desc.shape[axis] == now:
+                shape = (*shape[:axis], max(then, shape[axis]), *shape[axis + 1 :])
+            return _sized(desc, shape)
+
+        return replace(self, known=_mapped(shapes, most))
 
     def above(self, shapes: BatchShapes, workload: Sequence[float]) -> list[str]:
         """What of ``shapes`` is larger than the maximum, in words."""
@@ -91,16 +99,14 @@ class Limits:
                 f"the batch does not have the form of the maximum, which can only grow in its own; {BOTH_FORMS}"
             )
         sizes: dict[tuple[int, str], Shape] = {}
-        for side in _sides(shapes):
+        for side in (shapes.data, shapes.label or ()):
             for i, one in enumerate(side if shapes.per_context else [side]):
                 sizes.update({(i, desc.name): desc.shape for desc in one})
-        return replace(
-            self,
-            known=_mapped(
-                most,
-                lambda i, desc: _sized(desc, _largest([desc.shape, sizes.get((i, desc.name), desc.shape)])),
-            ),
-        )
+
+        def raised(i: int, desc: Any) -> Any:
+            return _sized(desc, _largest([desc.shape, sizes.get((i, desc.name), desc.shape)]))
+
+        return replace(self, known=_mapped(most, raised))
 
 
 def _by_context(shapes: Any, argument: str, names: Sequence[str], contexts: int) -> list[dict[str, Shape]]:
@@ -119,8 +125,19 @@ def _by_context(shapes: Any, argument: str, names: Sequence[str], contexts: int)
     return tables
 
 
-def _sides(shapes: BatchShapes) -> list[tuple[Any, ...]]:
-    return [shapes.data, shapes.label or ()]
+def _all(shapes: BatchShapes) -> list[Any]:
+    """Every description, context by context."""
+    sides = [*shapes.data, *(shapes.label or ())]
+    return [desc for one in sides for desc in one] if shapes.per_context else sides
+
+
+def _rows(shapes: BatchShapes, i: int, table: Mapping[str, Shape]) -> tuple[int | None, int | None]:
+    """Rows of a context (or of the whole flat batch) now, and in the maximum: of the first array that has one."""
+    for desc in shapes.data[i] if shapes.per_context else shapes.data:
+        axis = batch_axis(desc.layout)
+        if desc.name in table and 0 <= axis < len(desc.shape) == len(table[desc.name]):
+            return desc.shape[axis], table[desc.name][axis]
+    return None, None
 
 
 def _parts(shapes: BatchShapes, workload: Sequence[float], count: int) -> list[list[Any]]:

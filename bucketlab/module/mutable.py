@@ -24,7 +24,7 @@ class MutableModule(BaseModule):
     It is bound at the maximum first; executors for other shapes then run in that memory, with the same
     parameters, gradients and optimizer. Shapes that were seen before are not bound again. Shapes come as one
     list for all contexts or as one list for each, the maxima too; a flat maximum holds for either form, and
-    arrays without a maximum may be as large as they are at bind.
+    arrays without a maximum may be as large as they are at bind, with the rows of those that have one.
 
     ``fixed_param_prefix``: a parameter whose name *contains* one of these has no gradient. (Of the programs that
     have such a module some want the name to start with it; here it is enough that it is in the name.)
