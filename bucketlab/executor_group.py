@@ -8,27 +8,25 @@ and kept (:mod:`bucketlab.binding`), arrays are fed (:mod:`bucketlab.feeding`), 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from bucketlab import binding
 from bucketlab._engine import mx
 from bucketlab.binding import ContextMemory
 from bucketlab.bound import BoundShapes
-from bucketlab.errors import NotReadyError, ShapeError, SliceError, StaleError
+from bucketlab.errors import NotReadyError, ShapeError, StaleError
 from bucketlab.feeding import as_array
 from bucketlab.losses import AveragingLoss, averaging_losses, warn_if_uneven
 from bucketlab.memory.protocol import HeldArray, HeldPool
-from bucketlab.rows import RowAxis, check_rows
+from bucketlab.readback import Readback, merged
+from bucketlab.requests import check_params, prepare_group2ctxs, resolve_grad_req
+from bucketlab.rows import RowAxis
 from bucketlab.shapes import BOTH_FORMS, BatchShapes, DataDesc, batch_axis, is_per_context, parse
 from bucketlab.sharing import GroupMemory, engine_settings
 from bucketlab.slicing import ContextSlice, SliceReport, check_workload, divisor, slices_of
 
-GRAD_REQS = ("write", "add", "null")
-
-OF_EXECUTORS = ("_bound", "execs", "data_arrays", "label_arrays", "state_arrays", "input_grad_arrays")
+OF_EXECUTORS = ("_bound", "_read", "execs", "data_arrays", "label_arrays", "state_arrays", "input_grad_arrays")
 """Attributes that go when a group lets go of its executors, and come back with them."""
 
 
@@ -115,12 +113,8 @@ class DataParallelExecutorGroup:
         self._averages: tuple[AveragingLoss, ...] | None = None
         self._monitors: list[Any] = []
         self._callbacks: list[tuple[Any, bool] | None] = [None] * len(self.contexts)
-        # Rows that are filler: at the end of the whole batch, or of each part of a batch that came as a list.
-        self._pad = 0
-        self._pads: list[int] | None = None
         # Rows of the last batch, when it came as a list of batches: what gradients are divided by.
         self.listed_rows: int | None = None
-        self._fed: Any = None
         self.bind_exec(shapes, None)
 
     # ------------------------------------------------------------------ binding
@@ -345,6 +339,11 @@ class DataParallelExecutorGroup:
         def each(names: Iterable[str], table: str) -> list[list[Any]]:
             return [[getattr(e, table).get(name) for e in execs] for name in names]
 
+        known = {*self.param_names, *self.data_names, *self.state_names}
+        unnamed = [name for name in self.arg_names if name not in known]
+        self._read = Readback(
+            bound, self.contexts, self.output_names, self.label_names, self.label_layouts, unnamed
+        )
         self.data_arrays = fed(self.data_names)
         self.label_arrays = fed(self.label_names) if self.label_names is not None else None
         self.param_arrays = each(self.held_names, "arg_dict")
@@ -414,12 +413,13 @@ class DataParallelExecutorGroup:
         if isinstance(data_batch, list):
             self._feed_list(data_batch)
             bound.forward(is_train)
-            self._pads, self._fed = [getattr(batch, "pad", 0) or 0 for batch in data_batch], None
-            self._pad, self.listed_rows = sum(self._pads), bound.parts[-1].stop if bound.parts else None
+            pads = [getattr(batch, "pad", 0) or 0 for batch in data_batch]
+            self._read.ran(sum(pads), pads=pads)
+            self.listed_rows = bound.parts[-1].stop if bound.parts else None
         elif bound.shapes.per_context:
             self._feed_per_context(data_batch, is_train)
             bound.forward(is_train)
-            self._pad, self._pads, self._fed = getattr(data_batch, "pad", 0) or 0, None, None
+            self._read.ran(getattr(data_batch, "pad", 0) or 0)
             self.listed_rows = None
         else:
             label = getattr(data_batch, "label", None)
@@ -429,7 +429,7 @@ class DataParallelExecutorGroup:
                     f"{self.data_names}"
                 )
             bound.feed_and_forward(data_batch.data, label if label and bound.shapes.label else None, is_train)
-            self._pad, self._pads, self._fed = getattr(data_batch, "pad", 0) or 0, None, label
+            self._read.ran(getattr(data_batch, "pad", 0) or 0, label)
             self.listed_rows = None
         memory.ran, memory.ran_training = bound, is_train
         if bound.rests and is_train:
@@ -455,7 +455,7 @@ class DataParallelExecutorGroup:
         for at, i in enumerate(self._bound.active):
             self._copy_into(i, [desc.name for desc in shapes.data[at]], batch.data[at])
             if some and label[at]:
-                self._copy_into(i, self._labels_on(at), label[at])
+                self._copy_into(i, self._read.labels_on(at), label[at])
             elif some and is_train:
                 # Others have labels: what an earlier batch left here must not be learnt again.
                 for name in self.label_names or ():
@@ -514,60 +514,11 @@ class DataParallelExecutorGroup:
                     f"{self.output_names}: {binding.last_line(error)}"
                 ) from None
         else:
-            for i, grads in zip(bound.active, self._cut_out_grads(out_grads)):
+            for i, grads in zip(bound.active, self._read.cut_out_grads(out_grads)):
                 bound.execs[i].backward(out_grads=grads)
         if bound.rests:
             # Some operators, BatchNorm among them, update their running statistics in the backward pass.
             self._spread_aux()
-
-    def _cut_out_grads(self, out_grads: Any) -> list[list[Any]]:
-        bound = self._bound
-        grads = list(out_grads) if isinstance(out_grads, (list, tuple)) else [out_grads]
-        if bound.shapes.per_context and grads and isinstance(grads[0], (list, tuple)):
-            return self._own_out_grads(grads)
-        if len(grads) != self.num_outputs:
-            raise ShapeError(f"out_grads has {len(grads)} arrays and there are {self.num_outputs} outputs: {self.output_names}")
-        counts = self._entries()
-        cut = [[] for _ in bound.active]
-        for k, (grad, where) in enumerate(zip(grads, bound.row_axes)):
-            begin = 0
-            if len(bound.active) > 1 and where.axis >= 0 and not bound.shapes.per_context:
-                check_rows(grad, where, bound.shapes.rows or 0, f"out_grads for output {self.output_names[k]!r}")
-            for at, i in enumerate(bound.active):
-                if len(bound.active) == 1:
-                    part = grad
-                elif bound.shapes.per_context:
-                    part = RowAxis(max(where.axis, 0)).cut(grad, slice(begin, begin + counts[k][at]))
-                    begin += counts[k][at]
-                else:
-                    part = where.cut(grad, bound.slices[i]) if bound.slices else grad
-                expected = bound.execs[i].outputs[k].shape
-                if part.shape != expected:
-                    raise ShapeError(
-                        f"out_grads for output {self.output_names[k]!r} has shape {grad.shape}; {self.contexts[i]} "
-                        f"expected {expected} of it and would get {part.shape}"
-                    )
-                cut[at].append(part.as_in_context(self.contexts[i]))
-        return cut
-
-    def _own_out_grads(self, grads: Sequence[Any]) -> list[list[Any]]:
-        """out_grads that come as one list for each context that ran."""
-        bound = self._bound
-        expected = [[part.shape for part in parts] for parts in zip(*bound.context_outputs)]
-        given = [[tuple(grad.shape) for grad in one] for one in grads]
-        if given != expected:
-            raise ShapeError(
-                f"out_grads has shapes {given} by context; expected {expected}, one list for each context that ran with "
-                f"an array for each of {self.output_names}"
-            )
-        return [[grad.as_in_context(self.contexts[i]) for grad in one] for i, one in zip(bound.active, grads)]
-
-    def _entries(self) -> list[list[int]]:
-        """``[output][active context]``: entries along the row axis."""
-        return [
-            [part.shape[max(where.axis, 0)] for part in parts]
-            for parts, where in zip(self._bound.context_outputs, self._bound.row_axes)
-        ]
 
     def _rest_gradients(self) -> None:
         """Contexts without rows have gradient zero; sums that add up over batches stay as they are."""
@@ -596,13 +547,7 @@ class DataParallelExecutorGroup:
 
     def get_output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """Name and shape of each output, joined over the contexts."""
-        shapes = []
-        for name, parts, where in zip(self.output_names, self._bound.context_outputs, self._bound.row_axes):
-            shape = list(parts[0].shape)
-            if where.axis >= 0 and len(parts) > 1:
-                shape[where.axis] = sum(part.shape[where.axis] for part in parts)
-            shapes.append((name, tuple(shape)))
-        return shapes
+        return self._read.output_shapes()
 
     def get_outputs(self, merge_multi_context: bool = True, begin: int = 0, end: int | None = None) -> list[Any]:
         """Outputs of the last forward pass, as arrays that stay what they are.
@@ -610,47 +555,21 @@ class DataParallelExecutorGroup:
         Merged: one array per output with all rows in the batch's order. Else ``[output][context]``, contexts that rested
         left out. Raises ShapeError where contexts' outputs differ in other axes than rows.
         """
-        bound = self._current("get_outputs()")
-        results = []
-        for k in range(self.num_outputs)[begin:end]:
-            parts = bound.context_outputs[k]
-            if not merge_multi_context:
-                results.append([part.copy() for part in parts])
-            else:
-                results.append(self._merged(parts, bound.row_axes[k], f"output {self.output_names[k]!r}"))
-        return results
+        self._current("get_outputs()")
+        return self._read.outputs(merge_multi_context, begin, end)
 
     def predicted(self) -> list[Any]:
-        """Outputs of the last forward pass without padded rows, as arrays of their own.
+        """Outputs of the last forward pass without padded rows, as arrays of their own."""
+        self._current("outputs")
+        return self._read.predicted()
 
-        Where contexts have shapes of their own that do not join, an output is a list with one array for each context.
+    def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
+        """Show each context's labels and outputs to a metric, in order of contexts, without padded rows.
+
+        ``labels``: the batch's labels, or with ``pre_sliced`` (and in the per-context form) one list for each context.
         """
-        bound = self._current("outputs")
-        valid = [self._valid_rows(i) for i in bound.active]
-        results: list[Any] = []
-        for k, parts in enumerate(bound.context_outputs):
-            kept = [
-                part if rows is None or not axes[k].steps else axes[k].cut(part, slice(0, rows))
-                for part, rows, axes in zip(parts, valid, bound.context_row_axes)
-                if rows != 0
-            ]
-            where = bound.row_axes[k]
-            if bound.shapes.per_context and not _joins(kept, where):
-                results.append([part.copy() for part in kept])
-            else:
-                results.append(self._merged(kept, where, f"output {self.output_names[k]!r}"))
-        return results
-
-    def _merged(self, parts: Sequence[Any], where: RowAxis, what: str) -> Any:
-        if len(parts) == 1:
-            return parts[0].copy()
-        if not _joins(parts, where):
-            raise ShapeError(
-                f"{what} has shapes {[part.shape for part in parts]} over the contexts, which do not join along axis "
-                f"{where.axis}; ask with merge_multi_context=False"
-            )
-        merged = where.join(parts)
-        return merged.copy() if merged is parts[0] else merged
+        self._current("update_metric()")
+        self._read.update_metric(eval_metric, labels, pre_sliced)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
         """Gradients of the data arrays in the order of data_shapes, as arrays of their own; None for 'null'."""
@@ -665,7 +584,7 @@ class DataParallelExecutorGroup:
             elif not merge_multi_context:
                 results.append([part.copy() for part in parts])
             else:
-                results.append(self._merged(parts, RowAxis(self.data_layouts[k]), f"gradient of {name!r}"))
+                results.append(merged(parts, RowAxis(self.data_layouts[k]), f"gradient of {name!r}"))
         return results
 
     def get_states(self, merge_multi_context: bool = True) -> list[Any]:
@@ -673,7 +592,7 @@ class DataParallelExecutorGroup:
         if not merge_multi_context:
             return self.state_arrays
         return [
-            self._merged([block[i] for i in self._bound.active], RowAxis(0), f"state {name!r}")
+            merged([block[i] for i in self._bound.active], RowAxis(0), f"state {name!r}")
             for name, block in zip(self.state_names, self.state_arrays)
         ]
 
@@ -705,88 +624,6 @@ class DataParallelExecutorGroup:
         for piece, target in plan:
             if piece is not target:
                 piece.copyto(target)
-
-    def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
-        """Show each context's labels and outputs to a metric, in order of contexts, without padded rows.
-
-        ``labels``: the batch's labels, or with ``pre_sliced`` (and in the per-context form) one list for each context.
-        """
-        bound = self._current("update_metric()")
-        cut = pre_sliced or bound.shapes.per_context
-        some = self._check_cut_labels(labels) if cut else bool(labels)
-        for at, i in enumerate(bound.active):
-            valid = self._valid_rows(i) if self._pad else None
-            if valid == 0 or (some and cut and not labels[at]):
-                continue
-            shown = self._labels_of(labels, cut, at, i) if some else OrderedDict()
-            outputs = bound.named_outputs[at]
-            if valid is not None:
-                keep = slice(0, valid)
-                outputs = OrderedDict(
-                    (name, where.cut(out, keep) if where.steps else out)
-                    for (name, out), where in zip(outputs.items(), bound.context_row_axes[at])
-                )
-                axes = self.label_layouts or [0] * len(shown)
-                shown = OrderedDict(
-                    (name, RowAxis(axis).cut(label, keep)) for (name, label), axis in zip(shown.items(), axes)
-                )
-            eval_metric.update_dict(shown, outputs)
-
-    def _check_cut_labels(self, labels: Any) -> bool:
-        """Whether some context has labels, of labels that come as one list for each."""
-        given, active = list(labels or ()), len(self._bound.active)
-        if not all(entry is None or isinstance(entry, (list, tuple)) for entry in given):
-            raise ShapeError(
-                f"labels are one list for all contexts, and the batch came cut: give one list for each of the {active}"
-            )
-        if not any(given):
-            return False
-        if len(given) != active:
-            raise ShapeError(f"labels has lists for {len(given)} context(s), and {active} ran this batch; give one for each")
-        return True
-
-    def _valid_rows(self, i: int) -> int | None:
-        """Rows of context ``i`` that are no padding; None when all are."""
-        parts = self._bound.parts
-        if not self._pad or not parts:
-            return None
-        part = parts[i]
-        rows = part.stop - part.start
-        if self._pads is not None:
-            inside = max(0, rows - self._pads[self._bound.active.index(i)])
-        else:
-            inside = max(0, min(part.stop, parts[-1].stop - self._pad) - part.start)
-        return None if inside == rows else inside
-
-    @cached_property
-    def _unnamed_inputs(self) -> list[str]:
-        """Arguments that nobody said what they are, in order: the labels, where none were named at bind."""
-        known = {*self.param_names, *self.data_names, *self.state_names}
-        return [name for name in self.arg_names if name not in known]
-
-    def _labels_on(self, at: int) -> Sequence[str]:
-        """Names of the labels of the context that is active at ``at``."""
-        shapes = self._bound.shapes
-        own = shapes.label[at] if shapes.per_context and shapes.label is not None else ()
-        return [desc.name for desc in own] or self.label_names or self._unnamed_inputs
-
-    def _labels_of(self, labels: Any, cut: bool, at: int, i: int) -> OrderedDict[str, Any]:
-        bound, names = self._bound, self._labels_on(at)
-        if cut:
-            return OrderedDict(zip(names, labels[at]))
-        if len(bound.active) == 1:
-            return OrderedDict(zip(names, labels))
-        table = bound.execs[i].arg_dict
-        fed = labels is self._fed and self.label_names is not None
-        shown = OrderedDict()
-        for name, label, axis in zip(names, labels, self.label_layouts or [0] * len(labels)):
-            if fed and name in table:
-                shown[name] = table[name]
-            elif axis < 0 or not bound.slices:
-                shown[name] = label
-            else:
-                shown[name] = RowAxis(axis).cut(as_array(label, None), bound.slices[i])
-        return shown
 
     def install_monitor(self, mon: Any) -> None:
         """Let a monitor see every executor of the group, those that are bound later included."""
@@ -849,24 +686,17 @@ class DataParallelExecutorGroup:
             table = bound.execs[i].arg_dict if i in bound.active else {}
             shapes = tuple((name, table[name].shape) for name in inputs if name in table)
             part = bound.parts[i] if bound.parts else slice(0, 0)
-            valid = self._valid_rows(i)
+            valid = self._read.valid_rows(i)
             rows = part.stop - part.start
             contexts.append(ContextSlice(str(context), part.start, part.stop, rows if valid is None else valid, shapes))
         return SliceReport(
             bucket,
             bound.parts[-1].stop if bound.parts else 0,
-            self._pad,
+            self._read.pad,
             "per context" if bound.shapes.per_context else self.split,
             tuple(float(w) for w in self.workload),
             tuple(contexts),
         )
-
-
-def _joins(parts: Sequence[Any], where: RowAxis) -> bool:
-    """Whether arrays agree in all axes but that of the rows; those without rows are taken as one."""
-    if where.axis < 0:
-        return True
-    return len({part.shape[: where.axis] + part.shape[where.axis + 1 :] for part in parts}) == 1
 
 
 def _mean(block: Sequence[Any]) -> Any:
@@ -875,78 +705,6 @@ def _mean(block: Sequence[Any]) -> Any:
     for other in block[1:]:
         total = total + other.as_in_context(mx.cpu())
     return total if len(block) == 1 else total / len(block)
-
-
-def check_params(kind: str, given: Mapping[str, Any], known: Mapping[str, Any], allow_extra: bool) -> None:
-    """Refuse values whose name or shape does not fit, naming the parameter."""
-    extra = [name for name in given if name not in known]
-    if extra and not allow_extra:
-        raise ValueError(
-            f"{kind} {', '.join(map(repr, sorted(extra)))} is not in the symbol; known: {sorted(known)}; "
-            f"pass allow_extra=True to ignore it"
-        )
-    for name, value in given.items():
-        target = known.get(name)
-        if target is not None and tuple(value.shape) != tuple(target.shape):
-            raise ShapeError(f"{kind} {name!r} is given with shape {tuple(value.shape)}, expected {tuple(target.shape)}")
-
-
-def resolve_grad_req(
-    grad_req: Any,
-    arg_names: Sequence[str],
-    param_names: Sequence[str],
-    inputs_with_grad: Sequence[str],
-    fixed: Sequence[str],
-) -> dict[str, str]:
-    """One request ('write', 'add' or 'null') for every argument, from a string, a list in their order, or a dict."""
-    params, inputs, still = set(param_names), set(inputs_with_grad), set(fixed)
-
-    def default(name: str, request: str) -> str:
-        trains = name in inputs or (name in params and name not in still)
-        return request if trains else "null"
-
-    if isinstance(grad_req, str):
-        resolved = {name: default(name, grad_req) for name in arg_names}
-        given: dict[str, Any] = {"grad_req": grad_req}
-    elif isinstance(grad_req, (list, tuple)):
-        if len(grad_req) != len(arg_names):
-            raise ValueError(f"grad_req has {len(grad_req)} entries and the symbol {len(arg_names)} arguments: {list(arg_names)}")
-        resolved = dict(zip(arg_names, grad_req))
-        given = resolved
-    elif isinstance(grad_req, Mapping):
-        unknown = [name for name in grad_req if name not in set(arg_names)]
-        if unknown:
-            raise ValueError(f"grad_req names {unknown}, which are no arguments; known: {list(arg_names)}")
-        resolved = {name: grad_req.get(name, default(name, "write")) for name in arg_names}
-        given = dict(grad_req)
-    else:
-        raise ValueError(f"grad_req is {grad_req!r}; give a string, a list in the order of the arguments, or a dict")
-    for name, request in given.items():
-        if request not in GRAD_REQS:
-            raise ValueError(f"grad_req of {name!r} is {request!r}; choose one of {GRAD_REQS}")
-    return resolved
-
-
-def prepare_group2ctxs(group2ctxs: Any, contexts: int) -> list[Any]:
-    """A dict of group name to context for each context, from None, a list of such dicts, or a dict of lists."""
-    if group2ctxs is None:
-        return [None] * contexts
-    if isinstance(group2ctxs, (list, tuple)):
-        if len(group2ctxs) != contexts:
-            raise SliceError(f"group2ctxs has {len(group2ctxs)} entries for {contexts} context(s); give one for each")
-        return list(group2ctxs)
-    if isinstance(group2ctxs, Mapping):
-        tables: list[dict[str, Any]] = [{} for _ in range(contexts)]
-        for group, given in group2ctxs.items():
-            homes = [given] if isinstance(given, mx.Context) else list(given)
-            if len(homes) not in (1, contexts):
-                raise SliceError(f"group2ctxs[{group!r}] has {len(homes)} contexts; give 1 or {contexts}")
-            for i, table in enumerate(tables):
-                table[group] = homes[i if len(homes) > 1 else 0]
-        return tables
-    raise TypeError(
-        f"group2ctxs is {type(group2ctxs).__name__}; give a dict of group to context(s), or a list of dicts, one per context"
-    )
 
 
 def _given_shapes(data_shapes: Any, label_shapes: Any, contexts: int) -> BatchShapes:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import ModuleType, TracebackType
 from typing import Any
 
-from bucketlab import executor_group, helpers
+from bucketlab import helpers, requests
 from bucketlab._engine import mx
 from bucketlab.executor_group import DataParallelExecutorGroup
 from bucketlab.module import base
@@ -39,7 +39,7 @@ _WHERE: dict[str, dict[str, Any]] = {
         "_load_general": helpers._load_general,
         "_load_label": helpers._load_label,
         "_merge_multi_context": helpers._merge_multi_context,
-        "_prepare_group2ctxs": executor_group.prepare_group2ctxs,
+        "_prepare_group2ctxs": requests.prepare_group2ctxs,
     },
     "mxnet.contrib.svrg_optimization.svrg_module": {"SVRGModule": SVRGModule},
     "mxnet.contrib.svrg_optimization.svrg_optimizer": {"_SVRGOptimizer": _SVRGOptimizer},

@@ -9,9 +9,10 @@ from typing import Any
 
 from bucketlab._engine import mx
 from bucketlab.errors import BucketlabError, NotReadyError, ShapeError, SliceError
-from bucketlab.executor_group import DataParallelExecutorGroup, check_params
+from bucketlab.executor_group import DataParallelExecutorGroup
 from bucketlab.module import batches
 from bucketlab.module.base import BaseModule, _check_input_names, read_params
+from bucketlab.requests import check_params
 from bucketlab.shapes import BatchShapes, parse
 from bucketlab.slicing import SliceReport, check_workload
 from bucketlab.training.exchange import open_exchange

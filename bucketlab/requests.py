@@ -1,0 +1,83 @@
+"""What callers may ask of an executor group besides shapes: gradients, places of layers, values of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bucketlab._engine import mx
+from bucketlab.errors import ShapeError, SliceError
+
+GRAD_REQS = ("write", "add", "null")
+
+
+def check_params(kind: str, given: Mapping[str, Any], known: Mapping[str, Any], allow_extra: bool) -> None:
+    """Refuse values whose name or shape does not fit, naming the parameter."""
+    extra = [name for name in given if name not in known]
+    if extra and not allow_extra:
+        raise ValueError(
+            f"{kind} {', '.join(map(repr, sorted(extra)))} is not in the symbol; known: {sorted(known)}; "
+            f"pass allow_extra=True to ignore it"
+        )
+    for name, value in given.items():
+        target = known.get(name)
+        if target is not None and tuple(value.shape) != tuple(target.shape):
+            raise ShapeError(f"{kind} {name!r} is given with shape {tuple(value.shape)}, expected {tuple(target.shape)}")
+
+
+def resolve_grad_req(
+    grad_req: Any,
+    arg_names: Sequence[str],
+    param_names: Sequence[str],
+    inputs_with_grad: Sequence[str],
+    fixed: Sequence[str],
+) -> dict[str, str]:
+    """One request ('write', 'add' or 'null') for every argument, from a string, a list in their order, or a dict."""
+    params, inputs, still = set(param_names), set(inputs_with_grad), set(fixed)
+
+    def default(name: str, request: str) -> str:
+        trains = name in inputs or (name in params and name not in still)
+        return request if trains else "null"
+
+    if isinstance(grad_req, str):
+        resolved = {name: default(name, grad_req) for name in arg_names}
+        given: dict[str, Any] = {"grad_req": grad_req}
+    elif isinstance(grad_req, (list, tuple)):
+        if len(grad_req) != len(arg_names):
+            raise ValueError(f"grad_req has {len(grad_req)} entries and the symbol {len(arg_names)} arguments: {list(arg_names)}")
+        resolved = dict(zip(arg_names, grad_req))
+        given = resolved
+    elif isinstance(grad_req, Mapping):
+        unknown = [name for name in grad_req if name not in set(arg_names)]
+        if unknown:
+            raise ValueError(f"grad_req names {unknown}, which are no arguments; known: {list(arg_names)}")
+        resolved = {name: grad_req.get(name, default(name, "write")) for name in arg_names}
+        given = dict(grad_req)
+    else:
+        raise ValueError(f"grad_req is {grad_req!r}; give a string, a list in the order of the arguments, or a dict")
+    for name, request in given.items():
+        if request not in GRAD_REQS:
+            raise ValueError(f"grad_req of {name!r} is {request!r}; choose one of {GRAD_REQS}")
+    return resolved
+
+
+def prepare_group2ctxs(group2ctxs: Any, contexts: int) -> list[Any]:
+    """A dict of group name to context for each context, from None, a list of such dicts, or a dict of lists."""
+    if group2ctxs is None:
+        return [None] * contexts
+    if isinstance(group2ctxs, (list, tuple)):
+        if len(group2ctxs) != contexts:
+            raise SliceError(f"group2ctxs has {len(group2ctxs)} entries for {contexts} context(s); give one for each")
+        return list(group2ctxs)
+    if isinstance(group2ctxs, Mapping):
+        tables: list[dict[str, Any]] = [{} for _ in range(contexts)]
+        for group, given in group2ctxs.items():
+            homes = [given] if isinstance(given, mx.Context) else list(given)
+            if len(homes) not in (1, contexts):
+                raise SliceError(f"group2ctxs[{group!r}] has {len(homes)} contexts; give 1 or {contexts}")
+            for i, table in enumerate(tables):
+                table[group] = homes[i if len(homes) > 1 else 0]
+        return tables
+    raise TypeError(
+        f"group2ctxs is {type(group2ctxs).__name__}; give a dict of group to context(s), or a list of dicts, one per context"
+    )
