@@ -145,7 +145,7 @@ class BaseModule:
                 tic = time.time()
                 eval_metric.reset()
                 nbatch = 0
-                self._begin_epoch(train_data, epoch, epoch == begin_epoch)
+                self._begin_epoch(train_data, epoch)
                 batches = iter(train_data)
                 next_data_batch = next(batches, None)
                 if next_data_batch is None:
@@ -191,14 +191,18 @@ class BaseModule:
                         epoch=epoch,
                     ):
                         self.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
-                train_data.reset()
+                self._end_epoch(train_data)
         except StopTraining:
             self.logger.info("Training was stopped after batch %d of epoch %d", nbatch, epoch)
             # The next fit begins with a whole epoch.
             train_data.reset()
 
-    def _begin_epoch(self, train_data: Any, epoch: int, first: bool) -> None:
-        """What has to be done before an epoch of fit; ``first`` is the first of this call."""
+    def _begin_epoch(self, train_data: Any, epoch: int) -> None:
+        """What has to be done before an epoch of fit."""
+
+    def _end_epoch(self, train_data: Any) -> None:
+        """What has to be done after an epoch of fit, so that the data can be gone through again."""
+        train_data.reset()
 
     def _measure(self, eval_metric: Any, batch: Any) -> None:
         if isinstance(batch, list):

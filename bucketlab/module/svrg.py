@@ -9,7 +9,7 @@ Gradient Descent using Predictive Variance Reduction" (2013).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -225,23 +225,20 @@ class SVRGModule(Module):
 
     # ------------------------------------------------------------------ the gradient over all data
 
-    def _begin_epoch(self, train_data: Any, epoch: int, first: bool) -> None:
+    def _begin_epoch(self, train_data: Any, epoch: int) -> None:
         """Take a new copy of the weights when it is time. The data is used up by that, and begins anew."""
-        if first:
-            train_data.reset()
         if epoch % self.update_freq == 0:
-            self._sum_gradients(train_data)
-            train_data.reset()
+            self.update_full_grads(train_data)
+        train_data.reset()
+
+    def _end_epoch(self, train_data: Any) -> None:
+        """Nothing: every epoch begins with a reset, and one more would shuffle once more than mxnet.contrib."""
 
     def update_full_grads(self, train_data: Any) -> None:
         """Take a copy of the weights, and the mean of its gradient over all batches of ``train_data``.
 
         Raises ValueError for an iterator that yields nothing, NotReadyError before init_optimizer().
         """
-        train_data.reset()
-        self._sum_gradients(train_data)
-
-    def _sum_gradients(self, train_data: Iterable[Any]) -> None:
         self._require("update_full_grads()", optimizer=True)
         copy = self._mod_aux
         if not copy.binded:
@@ -252,6 +249,7 @@ class SVRGModule(Module):
         copy.set_params(arg_params=arg_params, aux_params=aux_params)
         sums = self._param_dict if self.starts_from_last_mean and self._param_dict else self._zeros()
         count, pad, rows = 0, 0, 0
+        train_data.reset()
         for batch in train_data:
             copy.forward(batch, is_train=True)
             copy.backward()
