@@ -28,7 +28,9 @@ def normalise(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 def rerun(path: Path, timeout: float = 600) -> None:
     """Execute one notebook beside its own file and write it back. Raises what a cell raised."""
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=timeout, resources={"metadata": {"path": str(path.parent)}}).execute()
+    where = {"metadata": {"path": str(path.parent)}}
+    # Else the output of one cell is cut where the kernel happened to flush it.
+    NotebookClient(notebook, timeout=timeout, coalesce_streams=True, resources=where).execute()
     nbformat.write(normalise(notebook), path)
 
 
