@@ -31,14 +31,14 @@ class BoundShapes:
     ):
         self.symbol = symbol
         self.shapes = shapes
-        self.slices = slices
+        self.slices = None if slices is None else list(slices)
         self.execs = list(execs)
         self.active = tuple(active)
         self._declared = tuple(declared_layouts)
         self._programs: dict[tuple[bool, bool], Program] = {}
         self._flat = not shapes.per_context
-        self._data = tuple((desc.name, desc.shape) for desc in shapes.data) if self._flat else ()
-        self._label = tuple((desc.name, desc.shape) for desc in shapes.label or ()) if self._flat else ()
+        self._data = [desc.name for desc in shapes.data] if self._flat else []
+        self._label = [desc.name for desc in shapes.label or ()] if self._flat else []
         self._named: tuple[Any, Any] = (None, None)
 
     def takes(self, batch: Any) -> bool:
@@ -49,16 +49,17 @@ class BoundShapes:
         data, label = batch.data, getattr(batch, "label", None)
         if not self._flat or len(data) != len(self._data) or (label and len(label) != len(self._label)):
             return False
-        for (_, shape), source in zip(self._data, data):
-            if getattr(source, "shape", None) != shape:
+        for feed, source in zip(self.data_feeds, data):
+            if not feed.takes(source):
                 return False
-        for (_, shape), source in zip(self._label, label or ()):
-            if getattr(source, "shape", None) != shape:
-                return False
+        if label:
+            for feed, source in zip(self.label_feeds, label):
+                if not feed.takes(source):
+                    return False
         provided = getattr(batch, "provide_data", None), getattr(batch, "provide_label", None)
         if provided[0] is not self._named[0] or provided[1] is not self._named[1]:
-            for descs, given in zip((self._data, self._label if label else ()), provided):
-                if given and [entry[0] for entry in given] != [name for name, _ in descs]:
+            for names, given in zip((self._data, self._label if label else []), provided):
+                if given and [entry[0] for entry in given] != names:
                     return False
             # Held, not only compared by identity: another list must not come to lie where this one was.
             self._named = provided
@@ -90,9 +91,9 @@ class BoundShapes:
             for i in self.active:
                 array = self.execs[i].arg_dict.get(desc.name)
                 if array is not None:
-                    whole = axis < 0 or self.slices is None or len(self.active) == 1
-                    targets.append((None if whole else self.slices[i], array))
-            feeds.append(InputFeed(desc.name, axis, targets))
+                    cut = self.slices if axis >= 0 and len(self.active) > 1 else None
+                    targets.append((cut[i] if cut is not None else None, array))
+            feeds.append(InputFeed(desc.name, desc.shape, axis, targets))
         return tuple(feeds)
 
     def feed_and_forward(self, data: Sequence[Any], label: Sequence[Any] | None, is_train: bool) -> None:
@@ -101,7 +102,10 @@ class BoundShapes:
         sources = data if label is None else [*data, *label]
         ready = True
         for feed, source in zip(feeds, sources):
-            ready = feed.aim(source) and ready
+            if feed.aimed is not source:
+                feed.takes(source)
+            ready = feed.aimed is source and ready
+            feed.aimed = None
         if ready:
             key = (label is not None, is_train)
             program = self._programs.get(key)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bucketlab._calls import OperatorCall
+from bucketlab._calls import OperatorCall, ShapeQuestion
 from bucketlab._engine import mx
 
 NDArray = mx.nd.NDArray
@@ -22,14 +22,20 @@ def _engine_has_gpus() -> bool:
 class InputFeed:
     """One input of a batch on its way to the executors.
 
-    ``targets`` are (rows of the batch or None for all of it, array of the executor), one for each context that works.
+    ``shape`` is that of the whole batch's array, ``targets`` are (rows of it or None for all, array of the executor), one
+    for each context that works. ``aimed`` is the array that the ready calls read when they run next; None once it was
+    read, so that nothing is held on to.
     """
 
-    def __init__(self, name: str, axis: int, targets: Sequence[tuple[slice | None, Any]]):
+    def __init__(self, name: str, shape: tuple[int, ...], axis: int, targets: Sequence[tuple[slice | None, Any]]):
         self.name = name
         self.targets = tuple(targets)
-        self._axis = axis
+        self.aimed: Any = None
+        self._shape, self._axis = shape, axis
+        self._has_shape = ShapeQuestion(shape).fits
         self._direct = all(array.stype == "default" for _, array in self.targets)
+        # Between devices copies are made piece by piece.
+        self._one_device = not _engine_has_gpus()
         self._cpu = all(array.context.device_type == "cpu" for _, array in self.targets)
         self.calls = tuple(self._call(part, array) for part, array in self.targets) if self._direct else ()
         self._slots = tuple(call.inputs for call in self.calls)
@@ -39,15 +45,17 @@ class InputFeed:
             return OperatorCall("_copyto", [array], [array])
         return OperatorCall("slice_axis", [array], [array], axis=self._axis, begin=part.start, end=part.stop)
 
-    def aim(self, source: Any) -> bool:
-        """Point the ready calls at ``source``. False when this source has to be copied piece by piece instead."""
-        if type(source) is not NDArray or not self._direct:
+    def takes(self, source: Any) -> bool:
+        """Whether an array has the bound shape. The ready calls are aimed at it, if it is one that they can read."""
+        if type(source) is not NDArray:
+            return getattr(source, "shape", None) == self._shape
+        handle = source.handle
+        if not self._has_shape(handle):
             return False
-        if _engine_has_gpus() and not (self._cpu and source.context.device_type == "cpu"):
-            return False
-        handle = source.handle.value
-        for slot in self._slots:
-            slot[0] = handle
+        if self._direct and (self._one_device or (self._cpu and source.context.device_type == "cpu")):
+            for slot in self._slots:
+                slot[0] = handle.value
+            self.aimed = source
         return True
 
     def copy(self, source: Any) -> None:

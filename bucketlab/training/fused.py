@@ -36,11 +36,12 @@ class Assign:
 
     def __init__(self, target: dict[Any, Any]):
         self.target = target
-        self.set(())
+        self._values: dict[Any, Any] = {}
+        self.ready = partial(target.update, self._values)
 
     def set(self, values: Any) -> None:
-        """What the next run, and no later one, writes: a dictionary or an iterator of pairs."""
-        self.ready = partial(self.target.update, values)
+        """What the next run writes, as a dictionary or an iterator of pairs: the same keys every time."""
+        self._values.update(values)
 
 
 @dataclass
@@ -146,7 +147,6 @@ class FusedStep:
         elif lr != self._lr or self._rated:
             self._set_rates(lr, counts[0])
         self._lr = lr
-        self.program.refresh()
         self.program.run()
         return True
 
@@ -241,7 +241,7 @@ class FusedStep:
         return optimizer.lr_mult.get(optimizer.idx2name[key]) if key in optimizer.idx2name else None
 
     def _prepare(self, run: Run) -> bool:
-        """Give the kernel call of a run its present attributes, or make it; True if it was made."""
+        """Give the kernel call of a run its present attributes, or make it; True if the program has to be made anew."""
         multiplier, wd, lr, count = run.traits
         kernel, hull = self._kernels[run.hull], self._hulls[run.hull]
         if multiplier is not None:
@@ -252,8 +252,7 @@ class FusedStep:
         place = (run.hull, run.start, run.stop)
         known, call = self._calls.get(place, ("", None))
         if call is not None and known == operator:
-            call.set(**attributes)
-            return False
+            return call.set(**attributes)
         begin, end = run.start - hull.start, run.stop - hull.start
         weight = part(hull.weights[0], begin, end)
         states = self._states.buffers(hull.segment, kernel.states)
