@@ -112,8 +112,9 @@ def test_it_names_layer_rows_and_way_out_once_over_all_buckets():
 
     assert told(switch) == [
         "'softmax' (SoftmaxOutput, normalization='valid') averages over the valid labels of its own context, and the "
-        "contexts have 3, 2 rows: every context weighs the same, so gradients are not those of the whole batch. Use "
-        "normalization='null' or a sum (rescale_grad divides by the rows of the batch), or batches of a multiple of 2 rows"
+        "contexts have 3, 2 rows: every context weighs the same, so gradients are not those of the whole batch. "
+        "Use normalization='null' or a sum (rescale_grad divides by the rows of the batch), or batches of a "
+        "multiple of 2 rows"
     ]
 
 

@@ -72,3 +72,11 @@ def test_wrong_counts_and_rules_are_named():
         row_counts(4, [1, 1], "even")
     with pytest.raises(SliceError, match="0 rows"):
         row_counts(0, [1, 1])
+
+
+def test_a_batch_of_fewer_rows_than_contexts_stays_whole_where_asked_on_the_context_with_most_work():
+    assert slices_of(2, [1, 3, 3], together=True) == [slice(0, 0), slice(0, 2), slice(2, 2)]
+    assert slices_of(2, [1, 1, 1], together=True) == [slice(0, 2), slice(2, 2), slice(2, 2)]
+    assert slices_of(3, [1, 1, 1], together=True) == slices_of(3, [1, 1, 1])
+    with pytest.raises(SliceError, match="multiple of 3 rows"):
+        slices_of(2, [1, 1, 1], "exact", together=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from bucketlab import BucketingModule, Module, MutableModule, mx
@@ -49,13 +51,11 @@ def test_validation_data_and_plans_are_checked():
 
 
 def test_every_kind_of_module_asks_and_iterators_that_say_nothing_pass():
-    class Announces:
-        batch_sizes = {"wide": 4}
-
+    announces = SimpleNamespace(batch_sizes={"wide": 4})
     for made in (
         Module(classifier(), context=THREE, split="exact"),
         MutableModule(classifier(), ["data"], ["softmax_label"], context=THREE, split="exact"),
     ):
         with pytest.raises(SliceError, match="bucket 'wide': batch of 4 rows over 3 contexts"):
-            made.check_batches(Announces())
+            made.check_batches(announces)
         made.check_batches(mx.io.NDArrayIter(mx.nd.ones((4, 4)), batch_size=4), None)
