@@ -101,7 +101,7 @@ class DataParallelExecutorGroup:
         )
         self.trained_names = tuple(name for name in self.held_names if self.grad_req[name] != "null")
         # A group on fewer contexts than its giver shares with the first of them.
-        self._memory = (
+        self._memory: GroupMemory = (
             shared_group._memory
             if shared_group is not None
             else GroupMemory([ContextMemory.on(context) for context in self.contexts], working_memory)
@@ -176,7 +176,7 @@ class DataParallelExecutorGroup:
     def _bind(self, shapes: BatchShapes) -> BoundShapes:
         slices, count = self._slices(shapes), len(self.contexts)
         if shapes.per_context:
-            active = range(len(shapes.data))
+            active = list(range(len(shapes.data)))
         else:
             active = [i for i in range(count) if slices is None or slices[i].stop > slices[i].start]
         needs: dict[int, binding.Requirements] = {}
@@ -450,8 +450,8 @@ class DataParallelExecutorGroup:
                 self._copy_into(i, self.label_names, batch.label)
 
     def _feed_per_context(self, batch: Any, is_train: bool) -> None:
-        shapes, label = self._bound.shapes, getattr(batch, "label", None)
-        some = bool(label) and any(label)
+        shapes, label = self._bound.shapes, list(getattr(batch, "label", None) or ())
+        some = any(label)
         for at, i in enumerate(self._bound.active):
             self._copy_into(i, [desc.name for desc in shapes.data[at]], batch.data[at])
             if some and label[at]:

@@ -33,7 +33,8 @@ def bind(
     ``host="context"`` makes the host's copy of every parameter on the context that the parameter is bound on,
     where it is the CPU otherwise. Raises TypeError for any other kind of module.
     """
-    for kind in (Module, BucketingModule, MutableModule):
+    kinds: tuple[Any, ...] = (Module, BucketingModule, MutableModule)
+    for kind in kinds:
         if isinstance(module, kind):
             kind.bind(
                 module,

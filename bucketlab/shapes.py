@@ -117,7 +117,8 @@ class BatchShapes:
 
         Raises ShapeError when the arrays disagree.
         """
-        rows, first = None, None
+        rows: int | None = None
+        first: Any = None
         for argument, descs in (("data_shapes", self.data), ("label_shapes", self.label or ())):
             for desc in descs:
                 axis = batch_axis(desc.layout)

@@ -192,7 +192,7 @@ def _module(module: Any, bucket: Hashable) -> list[HeldArray]:
     contexts = tuple(str(context) for context in getattr(module, "_context", None) or ())
     optimizer = getattr(module, "_optimizer", None)
     store = getattr(module, "_kvstore", None)
-    update = getattr(module, "_update", None)
+    update: Any = getattr(module, "_update", None)
     if callable(getattr(update, "held", None)):
         found += [
             HeldArray(None, i, contexts[i] if i < len(contexts) else "", role, name, array)

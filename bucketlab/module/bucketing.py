@@ -169,7 +169,7 @@ class BucketingModule(BaseModule):
         if self.binded and self.params_initialized:
             self._hand_over(module)
         with self._residency.binding(key):
-            elsewhere = {} if host == "cpu" else {"host": host}
+            elsewhere: dict[str, Any] = {} if host == "cpu" else {"host": host}
             module.bind(
                 data_shapes, label_shapes, for_training, inputs_need_grad, grad_req=grad_req, **elsewhere
             )

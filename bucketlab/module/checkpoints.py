@@ -101,6 +101,7 @@ def assemble(
     ):
         if value is None:
             raise ValueError(f"{name} is None; it is needed to put a BucketingModule together")
+    assert symbols is not None
     module = cls(sym_gen, default_bucket_key, **kwargs)
     for key, symbol in symbols.items():
         _, data_names, label_names = module._generate(key)

@@ -118,7 +118,9 @@ def _side(
     """Arrays of every context in one order, that of ``bound`` or ``names``, and their descriptions."""
     bounds = list(bound) if bound_cut else [bound] * len(arrays)
     order = [desc.name for desc in next((one for one in bounds if one), ())] or list(names)
-    kept, descs, moved = [], [], False
+    kept: list[Any] = []
+    descs: list[Any] = []
+    moved = False
     for i, own in enumerate(arrays):
         if not own:
             if kind == "data":

@@ -93,8 +93,9 @@ class Module(BaseModule):
         self._param_names = [name for name in symbol.list_arguments() if name not in inputs]
         self._aux_names = symbol.list_auxiliary_states()
         self._output_names = symbol.list_outputs()
-        self._arg_params: dict[str, Any] | None = None
-        self._aux_params: dict[str, Any] | None = None
+        # Dictionaries once bound, the Update once an optimizer is there; what needs them asks _require first.
+        self._arg_params: Any = None
+        self._aux_params: Any = None
         self._params_dirty = False
         self._host = "cpu"
         self._initializer: Any = DEFAULT_INITIALIZER
@@ -106,7 +107,7 @@ class Module(BaseModule):
         self._kvstore: Any = None
         self._update_on_kvstore: bool | None = None
         self._updater: Any = None
-        self._update: Update | None = None
+        self._update: Any = None
         self._scale: GradientScale | None = None
         self._tokens = TokenCount() if check_grad_scale(grad_scale) == "tokens" else None
         self._batch_tokens = 0

@@ -87,6 +87,8 @@ class SVRGModule(Module):
         force_rebind: bool = False,
         shared_module: Any = None,
         grad_req: Any = "write",
+        *,
+        host: str = "cpu",
     ) -> None:
         """Make executors, for training also those of the older copy. Takes and raises what Module.bind does.
 
@@ -108,6 +110,7 @@ class SVRGModule(Module):
                 force_rebind,
                 shared_module,
                 grad_req,
+                host=host,
             )
             if for_training:
                 self._mod_aux.bind(
