@@ -231,8 +231,8 @@ class PlanExplorer:
 
 
 _LOOK: dict[str, Any] = {
-    "style": {"description_width": "110px"},
-    "layout": {"width": "360px", "margin": "0 18px 0 0"},
+    "style": {"description_width": "120px"},
+    "layout": {"width": "325px", "margin": "0 8px 0 0"},
 }
 
 
