@@ -50,11 +50,8 @@ class BaseModule:
 
     def __init__(self, logger: Any = logging):
         self.logger = logger
-        self.binded = False
-        self.for_training = False
-        self.inputs_need_grad = False
-        self.params_initialized = False
-        self.optimizer_initialized = False
+        self.binded = self.params_initialized = self.optimizer_initialized = False
+        self.for_training = self.inputs_need_grad = False
         self._symbol: Any = None
         self._observer: Observer | None = None
 
@@ -157,9 +154,7 @@ class BaseModule:
                     data_batch = next_data_batch
                     if monitor is not None:
                         monitor.tic()
-                    self.forward_backward(data_batch)
-                    self.update()
-                    self._measure(eval_metric, data_batch)
+                    self._step(data_batch, eval_metric)
                     next_data_batch = next(batches, None)
                     if next_data_batch is not None:
                         self.prepare(next_data_batch, sparse_row_id_fn=sparse_row_id_fn)
@@ -203,6 +198,12 @@ class BaseModule:
     def _end_epoch(self, train_data: Any) -> None:
         """What has to be done after an epoch of fit, so that the data can be gone through again."""
         train_data.reset()
+
+    def _step(self, batch: Any, eval_metric: Any) -> None:
+        """One batch: gradients, update, metric."""
+        self.forward_backward(batch)
+        self.update()
+        self._measure(eval_metric, batch)
 
     def _measure(self, eval_metric: Any, batch: Any) -> None:
         if isinstance(batch, list):

@@ -135,10 +135,9 @@ class BucketingModule(BaseModule):
 
     def _reset_bind(self) -> None:
         """Forget all executors; parameters and optimizer stay with the module that holds them."""
-        self.binded = False
         self._buckets = {}
-        self._curr_module = None
-        self._curr_bucket_key = None
+        self._curr_bucket_key = self._curr_module = None
+        self.binded = False
 
     def bind(
         self,

@@ -152,10 +152,8 @@ class Module(BaseModule):
 
     def _reset_bind(self) -> None:
         """Forget the executors; parameters and optimizer stay."""
+        self._exec_group = self._data_shapes = self._label_shapes = None
         self.binded = False
-        self._exec_group = None
-        self._data_shapes = None
-        self._label_shapes = None
 
     def bind(
         self,
