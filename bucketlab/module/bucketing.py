@@ -78,6 +78,7 @@ class BucketingModule(BaseModule):
         self._giver: Any = None
         self._grad_req: Any = None
         self._monitor: Any = None
+        self._preload_opt_states: str | None = None
         self._residency = Residency()
         symbol, data_names, label_names = self._generate(default_bucket_key)
         _check_input_names(symbol, data_names, "data", True)
@@ -425,6 +426,9 @@ class BucketingModule(BaseModule):
             if module is not self._curr_module and module.binded:
                 module.borrow_optimizer(self._curr_module)
         self.optimizer_initialized = True
+        if self._preload_opt_states is not None:
+            self.load_optimizer_states(self._preload_opt_states)
+            self._preload_opt_states = None
 
     # ------------------------------------------------------------------ running
 
@@ -517,10 +521,29 @@ class BucketingModule(BaseModule):
         epoch: int,
         sym_gen: SymGen | None = None,
         default_bucket_key: Hashable = None,
+        *,
+        load_optimizer_states: bool = False,
         **kwargs: Any,
     ) -> BucketingModule:
-        """A module from a checkpoint of ours or of mx.mod, ready to bind, with the symbols that were saved."""
-        return checkpoints.load(BucketingModule, prefix, epoch, sym_gen, default_bucket_key, **kwargs)
+        """A module from a checkpoint of ours or of mx.mod, ready to bind, with the symbols that were saved.
+
+        With ``load_optimizer_states`` init_optimizer goes on from the states that were saved. The number of updates is
+        not among them, as in mx.mod: an optimizer that counts, such as Adam, is to be given ``begin_num_update``.
+        """
+        module = checkpoints.load(BucketingModule, prefix, epoch, sym_gen, default_bucket_key, **kwargs)
+        if load_optimizer_states:
+            module._preload_opt_states = f"{prefix}-{epoch:04d}.states"
+        return module
+
+    def save_optimizer_states(self, fname: str) -> None:
+        """Write the optimizer's state to a file; see Module.save_optimizer_states."""
+        self._require("save_optimizer_states()", optimizer=True)
+        self._curr_module.save_optimizer_states(fname)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Read the optimizer's state from a file; see Module.load_optimizer_states."""
+        self._require("load_optimizer_states()", optimizer=True)
+        self._curr_module.load_optimizer_states(fname)
 
     @staticmethod
     def load_dict(
