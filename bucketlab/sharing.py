@@ -31,6 +31,8 @@ MATCHING = {
     "shared": {"NNVM_EXEC_MATCH_RANGE": "1"},
     # Nothing has to fit into anything: the smallest plan that the engine finds.
     "arena": {"NNVM_AUTO_SEARCH_MATCH_RANGE": "1"},
+    # As mx.mod binds, for a forecast of what it would take.
+    "mxnet": {},
 }
 TRAINING = {
     # The default backend looks for nothing. oneDNN's fuses inference graphs only, and takes a tenth of a bind to say so.

@@ -20,7 +20,7 @@ import numpy as np
 from bucketlab._engine import mx
 from bucketlab.memory.reading import Reader
 
-__all__ = ["Layout", "Place", "Places", "Span", "Watch", "join", "places", "pool_places"]
+__all__ = ["Layout", "Place", "Places", "Span", "Watch", "aside_bytes", "join", "places", "pool_places"]
 
 _NDARRAY_BYTES = 224
 _NDARRAY = np.dtype(
@@ -402,3 +402,28 @@ def _belong(executor: Any, planned: set[int], outputs: np.ndarray, reader: Reade
         and outputs["chunk"].tolist() == owners[:count]
         and planned.issuperset(owners[count:])
     )
+
+
+def aside_bytes(executor: Any, proved: Layout) -> int | None:
+    """Bytes of what an executor made at its bind beside its pool and the arrays that it was given.
+
+    That is room for the gradients of outputs that are no losses. None where it cannot be read.
+    """
+    reader = Reader()
+    vectors = _vectors(executor.handle.value, reader) if proved.dense else None
+    if vectors is None or not _belong(executor, set(vectors[0]["chunk"].tolist()), vectors[2], reader):
+        return None
+    entries, pool, _ = vectors
+    given = [
+        array
+        for table in (executor.arg_dict, executor.grad_dict, executor.aux_dict)
+        for array in table.values()
+        if array is not None
+    ]
+    raw, read = reader.gather(np.array([array.handle.value for array in given], np.uint64), 8)
+    known = {0, *pool["chunk"].tolist(), *raw.view("<u8").ravel().tolist()}
+    own = [row for row, chunk in enumerate(entries["chunk"].tolist()) if chunk not in known]
+    found = _by_engine(entries[own], reader, proved.sparse)
+    if not read.all() or not found.seen.all():
+        return None
+    return sum(dict(zip(found.block.tolist(), found.block_bytes.tolist())).values())
