@@ -73,7 +73,7 @@ def assert_stepped(before, after, gradient):
 corpora = st.lists(st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=9), min_size=1, max_size=12)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(corpora, st.integers(1, 3), st.integers(1, 3), st.sampled_from(["fill", "short"]), st.integers(0, 9))
 def test_over_unequal_batches_of_any_buckets_it_is_the_mean_over_all_real_tokens(sentences, k, contexts, last, seed):
     plan = bl.data.plan_buckets([len(s) for s in sentences], k, budget=30, contexts=contexts)
@@ -86,7 +86,7 @@ def test_over_unequal_batches_of_any_buckets_it_is_the_mean_over_all_real_tokens
     assert_stepped(before, params_of(module), mean_gradient(sentences, before))
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(corpora, st.integers(1, 3), st.integers(1, 2), st.sampled_from(["fill", "short"]))
 def test_every_step_goes_by_the_mean_over_the_real_tokens_of_its_own_batch(sentences, k, contexts, last):
     plan = bl.data.plan_buckets([len(s) for s in sentences], k, budget=30, contexts=contexts)
