@@ -1,7 +1,8 @@
 """Parameters and gradients of one context, kept in few flat buffers so that an update is few engine calls.
 
 Executors are bound to views of the buffers; a view costs an executor nothing. What cannot live in one
-(a row_sparse weight or gradient) gets an array of its own. Arrays never move: what is bound stays valid.
+(a row_sparse weight or gradient, the weight of a convolution) gets an array of its own. Arrays never move: what
+is bound stays valid.
 """
 
 from __future__ import annotations
@@ -55,10 +56,19 @@ class ParamSpec:
         """Whether the parameter has a gradient."""
         return self.grad_req != "null"
 
+    @property
+    def alone(self) -> bool:
+        """Whether it may share a buffer with none: oneDNN's convolutions, when they infer, lay their weights out
+        anew in place, and the engine notes that of the whole buffer. Their weights are those of 3 axes and more.
+        """
+        return len(self.shape) > 2
+
 
 @dataclass(frozen=True, eq=False)
 class Segment:
     """A flat buffer of weights, a flat buffer of their gradients (None: they have none), who lies where.
+
+    One that has to lie alone has a segment to itself, of its own shape.
 
     ``spans`` maps a name to (start, stop) in elements, the same in both buffers. What lies between two spans
     is zero at first and belongs to nobody: a kernel may run over it.
@@ -153,14 +163,15 @@ class FlatParameters:
         for spec in specs:
             if spec.stype == "default":
                 flat_gradient = spec.trains and spec.grad_stype == "default"
-                groups.setdefault((self._context_of(spec), spec.dtype, flat_gradient), []).append(spec)
+                name = spec.name if spec.alone else None
+                groups.setdefault((self._context_of(spec), spec.dtype, flat_gradient, name), []).append(spec)
         segments = []
-        for (context, dtype, flat_gradient), members in groups.items():
+        for (context, dtype, flat_gradient, _), members in groups.items():
             # Optimizers decay weights and gammas only: side by side, they are one range for a kernel.
             members.sort(key=lambda spec: not spec.name.endswith(("_weight", "_gamma")))
-            for total, spans in _lay_out(members, dtype):
-                weight = mx.nd.zeros((total,), ctx=context, dtype=dtype)
-                grad = mx.nd.zeros((total,), ctx=context, dtype=dtype) if flat_gradient else None
+            for shape, spans in _lay_out(members, dtype):
+                weight = mx.nd.zeros(shape, ctx=context, dtype=dtype)
+                grad = mx.nd.zeros(shape, ctx=context, dtype=dtype) if flat_gradient else None
                 segments.append(Segment(dtype, weight, grad, spans))
         return segments
 
@@ -176,7 +187,9 @@ class FlatParameters:
                 start = segment.spans[run[0]][0]
                 places = ((name, *segment.spans[name]) for name in run)
                 spans = {name: (first - start, last - start) for name, first, last in places}
-                weight = segment.weight[start : start + padded(spans[run[-1]][1], segment.dtype)]
+                weight = segment.weight
+                if len(spans) < len(segment.spans):
+                    weight = weight[start : start + padded(spans[run[-1]][1], segment.dtype)]
                 grad = mx.nd.zeros_like(weight) if run[0] in names else None
                 result.append(Segment(segment.dtype, weight, grad, spans))
         return result
@@ -201,22 +214,26 @@ class FlatParameters:
 
 def view(flat: Any, span: tuple[int, int], shape: tuple[int, ...]) -> Any:
     """The elements ``span`` of a flat array, in the given shape, as the same memory."""
-    return flat[span[0] : span[1]].reshape(shape)
+    return flat if flat.shape == shape else flat[span[0] : span[1]].reshape(shape)
 
 
-def _lay_out(specs: Iterable[ParamSpec], dtype: np.dtype) -> list[tuple[int, dict[str, tuple[int, int]]]]:
-    """(elements, spans) of each buffer that the parameters fill one after another."""
-    buffers: list[tuple[int, dict[str, tuple[int, int]]]] = []
+def _lay_out(
+    specs: Sequence[ParamSpec], dtype: np.dtype
+) -> list[tuple[tuple[int, ...], dict[str, tuple[int, int]]]]:
+    """(shape, spans) of each buffer that the parameters fill one after another."""
+    if specs[0].alone:
+        return [(specs[0].shape, {specs[0].name: (0, specs[0].size)})]
+    buffers: list[tuple[tuple[int, ...], dict[str, tuple[int, int]]]] = []
     total = 0
     spans: dict[str, tuple[int, int]] = {}
     for spec in specs:
         if spans and total + padded(spec.size, dtype) > MAX_ELEMENTS:
-            buffers.append((total, spans))
+            buffers.append(((total,), spans))
             total, spans = 0, {}
         spans[spec.name] = (total, total + spec.size)
         total += padded(spec.size, dtype)
     if spans:
-        buffers.append((total, spans))
+        buffers.append(((total,), spans))
     return buffers
 
 

@@ -86,7 +86,7 @@ def hulls(stores: Sequence[FlatParameters], names: Sequence[str]) -> list[Hull]:
     for name in names:
         home = homes[0][name]
         start, end = home.spans[name]
-        slot = Slot(name, start, start + padded(end - start, home.dtype))
+        slot = Slot(name, start, min(start + padded(end - start, home.dtype), home.weight.size))
         # Contexts may have met the parameters in another order; only equally laid out ones share a range.
         shape = tuple((id(home_k[name]), home_k[name].spans[name][0] - start) for home_k in homes)
         groups.setdefault(shape, []).append(slot)

@@ -92,6 +92,40 @@ def test_a_callback_on_an_executor_outlives_a_reshape():
     assert names.count("data") == names.count("act_output") == 3
 
 
+def convolutions():
+    layer = mx.sym.Variable("data")
+    for i in range(2):
+        layer = mx.sym.Convolution(layer, num_filter=16, kernel=(3, 3), pad=(1, 1), name=f"c{i}")
+    layer = mx.sym.Deconvolution(layer, num_filter=16, kernel=(2, 2), stride=(2, 2), name="d")
+    layer = mx.sym.FullyConnected(mx.sym.Flatten(layer), num_hidden=3, name="fc")
+    return mx.sym.SoftmaxOutput(layer, name="softmax")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+@pytest.mark.parametrize("contexts", [1, 2])
+def test_convolutions_that_train_and_infer_by_turns(contexts, optimizer):
+    results = []
+    for kind in (mx.mod.Module, bl.Module):
+        module = kind(convolutions(), context=[mx.cpu(i) for i in range(contexts)])
+        module.bind([("data", (4, 16, 6, 6))], [("softmax_label", (4,))])
+        mx.random.seed(1)
+        module.init_params(mx.init.Xavier())
+        module.init_optimizer(optimizer=optimizer, optimizer_params={"learning_rate": 0.05})
+        random, outputs = np.random.RandomState(0), []
+        for _ in range(3):
+            x = mx.nd.array(random.rand(4, 16, 6, 6))
+            batch = mx.io.DataBatch([x], [mx.nd.array([0, 1, 2, 0])])
+            module.forward_backward(batch)
+            module.update()
+            module.forward(batch, is_train=False)
+            outputs.append(module.get_outputs()[0].asnumpy())
+        results.append((module.get_params()[0], outputs))
+    for found, expected in zip(results[1][1], results[0][1]):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    for name, expected in results[0][0].items():
+        np.testing.assert_allclose(results[1][0][name].asnumpy(), expected.asnumpy(), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adadelta"])
 @pytest.mark.parametrize("after", [1, 2])
 @pytest.mark.parametrize("before", [1, 2])
