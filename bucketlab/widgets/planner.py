@@ -247,19 +247,17 @@ def _whole(workloads: Sequence[float]) -> tuple[int, ...]:
 
 
 def _amounts(counted: Counted, budget: Budget) -> list[int]:
-    """Budgets that a slider offers: powers of two and halfway between them, and the one that was asked for."""
+    """Budgets that a slider offers: round ones in steps of about a half, and the one that was asked for."""
     longest: Key = tuple(counted.values.max(axis=0).tolist()) if counted.dimensions == 2 else int(counted.values[-1])
-    if budget.kind == "rows":
-        low, high = 1, min(counted.sequences, _ROWS)
-    elif budget.kind == "tokens":
-        low, high = key_size(longest), min(counted.tokens, _TOKENS)
-    else:
-        assert budget.bytes_of is not None
+    if budget.kind == "bytes" and budget.bytes_of is not None:
         low = max(int(budget.bytes_of(longest, 1)), 1)
-        high = low * _ROWS
-    powers = [1 << n for n in range(max(high, low).bit_length() + 1)]
-    offered = {amount for power in powers for amount in (power, power * 3 // 2) if low <= amount <= high}
-    return sorted(offered | {budget.amount})
+        high = low * 100
+        marks = [digit * 10**n for n in range(len(str(high))) for digit in (1, 2, 3, 5, 7)]
+    else:
+        low = key_size(longest) if budget.kind == "tokens" else 1
+        high = min(counted.tokens, _TOKENS) if budget.kind == "tokens" else min(counted.sequences, _ROWS)
+        marks = [mark for n in range(high.bit_length()) for mark in (1 << n, (3 << n) // 2)]
+    return sorted({budget.amount, *(mark for mark in marks if low <= mark <= high)})
 
 
 def _amount_text(kind: str, amount: int) -> str:
