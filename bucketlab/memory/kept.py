@@ -121,6 +121,11 @@ def _flat(spec: ParamSpec) -> bool:
     return spec.stype == "default" and (not spec.trains or spec.grad_stype == "default")
 
 
+def _room(spec: ParamSpec) -> int:
+    """Elements that a parameter takes up in a flat buffer, padding included."""
+    return spec.size if spec.alone else padded(spec.size, spec.dtype)
+
+
 def _home(spec: Any, context: str) -> str:
     return context if getattr(spec, "context", None) is None else str(spec.context)
 
@@ -132,7 +137,7 @@ def _array(role: str, context: str, spec: Any, stype: str, flat: bool) -> Iterat
         return
     yield Amount.exactly(home, role, spec.size * width)
     if role != "host":
-        yield Amount.exactly(home, REST, (padded(spec.size, np.dtype(spec.dtype)) - spec.size) * width if flat else 0)
+        yield Amount.exactly(home, REST, (_room(spec) - spec.size) * width if flat else 0)
 
 
 def _sums(
@@ -147,8 +152,8 @@ def _sums(
         copies = 2 if training.order == "local" and len(contexts) > _TERMS_OF_ONE_SUM else 1
         for spec in trained:
             if _flat(spec):
-                size = padded(spec.size, spec.dtype) * spec.dtype.itemsize
-                yield Amount.exactly(_home(spec, contexts[0]), "kvstore", copies * size)
+                size = copies * _room(spec) * spec.dtype.itemsize
+                yield Amount.exactly(_home(spec, contexts[0]), "kvstore", size)
 
 
 def _fused(trained: Sequence[ParamSpec], optimizer: Any, on_kvstore: bool) -> Iterator[str]:
@@ -173,7 +178,7 @@ def _states(spec: ParamSpec, context: str, optimizer: Any, fused: bool) -> Itera
         count = family.choose(optimizer, spec.dtype, None).states
         width = spec.dtype.itemsize
         yield Amount.exactly(home, "optimizer", count * spec.size * width)
-        yield Amount.exactly(home, REST, count * (padded(spec.size, spec.dtype) - spec.size) * width)
+        yield Amount.exactly(home, REST, count * (_room(spec) - spec.size) * width)
         return
     for shape, dtype, stype in _probe(optimizer, spec):
         size = math.prod(shape) * dtype.itemsize

@@ -27,7 +27,7 @@ def main() -> None:
     out = {}
     for name in ("gru", "lstm", "fused", "attention", "images"):
         model, lengths = MODELS[name]
-        given = {key: shapes(key, 6) for key in lengths}
+        given = {key: shapes(key, 6) for key in lengths[:2]}
         before = counted()
         found = forecast(model, given, 2)
         after = counted()
