@@ -14,10 +14,10 @@ def _images(key: int):
 
 #: A sym_gen and the buckets that it is run with, by kind.
 MODELS = {
-    "lstm": (bl.models.lstm_lm(layers=2, **_SIZES), [4, 9, 3]),
-    "gru": (bl.models.gru_lm(**_SIZES), [5, 8, 3]),
-    "fused": (bl.models.lstm_lm(layers=2, fused=True, **_SIZES), [5, 8, 3]),
-    "attention": (bl.models.attention_lm(30, embed=8, heads=2, feed_forward=16, max_length=16), [5, 8, 3]),
+    "lstm": (bl.models.lstm_lm(layers=2, **_SIZES), [3, 6, 2]),
+    "gru": (bl.models.gru_lm(**_SIZES), [4, 6, 3]),
+    "fused": (bl.models.lstm_lm(layers=2, fused=True, **_SIZES), [4, 6, 3]),
+    "attention": (bl.models.attention_lm(30, embed=8, heads=2, feed_forward=16, max_length=16), [4, 6, 3]),
     "images": (_images, [16, 24, 20]),
 }
 

@@ -208,18 +208,18 @@ def test_the_largest_batch_fits_and_one_row_more_does_not():
 def test_it_is_a_byte_cost_for_the_planner():
     model, lengths = MODELS["lstm"]
     found = forecast(model, {key: shapes(key, ROWS) for key in lengths})
-    limit = found.bytes_of(9, 20)
+    limit = found.bytes_of(6, 20)
     budget = Budget.bytes(limit, found.bytes_of)
-    assert budget.rows_for(9) == 20
-    plan = bl.data.plan_buckets([3, 4, 4, 9, 9, 8] * 30, k=2, budget=budget)
+    assert budget.rows_for(6) == 20
+    plan = bl.data.plan_buckets([3, 4, 4, 6, 6, 5] * 30, k=2, budget=budget)
     planned = forecast(model, plan)
     assert {bucket.bucket: bucket.alone for bucket in planned.buckets} == {b.key: b.bytes for b in plan.buckets}
     assert all(bucket.alone <= limit for bucket in planned.buckets)
 
 
 def test_iterators_and_plans_tell_shapes_and_contexts():
-    plan = bl.data.plan_buckets([3, 4, 4, 7, 7, 8] * 4, k=2, contexts=2)
-    iterator = bl.data.BucketIter([[1] * n for n in [3, 4, 4, 7, 7, 8] * 4], plan, shuffle=False)
+    plan = bl.data.plan_buckets([3, 4, 4, 5, 5, 6] * 4, k=2, contexts=2)
+    iterator = bl.data.BucketIter([[1] * n for n in [3, 4, 4, 5, 5, 6] * 4], plan, shuffle=False)
     model = MODELS["lstm"][0]
     by_plan, by_iterator, by_batches = (forecast(model, of, 2) for of in (plan, iterator, list(iterator)))
     assert by_plan.total == by_iterator.total
@@ -273,7 +273,7 @@ def test_refusals_name_what_does_not_fit():
     with pytest.raises(BucketError, match="nothing is bound and no batches are given"):
         forecast(bl.BucketingModule(model, default_bucket_key=4))
     with pytest.raises(ShapeError, match="bucket 5: data_shapes names"):
-        forecast(model, {**given, 5: ([("words", (ROWS, 5))], given[4][1])})
+        forecast(model, {**given, 5: ([("words", (ROWS, 5))], given[3][1])})
     with pytest.raises(ShapeError, match=r"bucket 7: .*the symbol softmax_output does not fit"):
         forecast(model, {**given, 7: shapes(8, ROWS)})
     with pytest.raises(BucketError, match=r"bucket \(3, 4\) is not among those forecast, .*give shapes_of"):
@@ -305,7 +305,7 @@ def test_it_reads_as_text_html_figure_and_plain_data():
     text = repr(found).splitlines()
     assert text[0].startswith(f"{found.total:,} bytes (")
     assert text[1] == (
-        f"in the order 5, 8, 3: {found.total:,} bytes; in the best of {found.orders_tried} orders tried, "
+        f"in the order 4, 6, 3: {found.total:,} bytes; in the best of {found.orders_tried} orders tried, "
         f"{', '.join(map(str, found.best_order))}: {found.best_total:,} bytes"
     )
     assert any(line.startswith("operators on cpu(1): ") and "RNN operator" in line for line in text)
@@ -313,8 +313,8 @@ def test_it_reads_as_text_html_figure_and_plain_data():
     assert f"{found.total:,} bytes" in html and "<script" not in html
     assert json.loads(json.dumps(found.to_dict()))["total"] == found.total
     assert found.plot().axes[0].get_title().startswith("Forecast: ")
-    alone = found[8].contexts[1]
-    assert alone.of("data") == alone.rows * 8 * 4
+    alone = found[6].contexts[1]
+    assert alone.of("data") == alone.rows * 6 * 4
     assert 0 < alone.outputs <= alone.of("pool")
 
 
