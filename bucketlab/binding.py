@@ -89,7 +89,9 @@ def requirements(
     arg_shapes, aux_shapes = _infer_shapes(symbol, memory, given, params)
     attributes = symbol.attr_dict()
     arg_types, aux_types = _infer_types(symbol, given, attributes)
-    storage = {name: STORAGE.get(attributes.get(name, {}).get("__storage_type__", "0"), "default") for name in arg_names}
+    storage = {
+        name: STORAGE.get(attributes.get(name, {}).get("__storage_type__", "0"), "default") for name in arg_names
+    }
     grad_storage = _gradient_storage(symbol, memory, params, given, arg_types, grad_req, attributes)
 
     def home(name: str) -> Any:
@@ -110,9 +112,7 @@ def requirements(
         inputs.append(need)
         if grad_req[name] != "null":
             input_grads.append(ArrayNeed(name, shape, dtype, grad_storage.get(name, "default"), home(name)))
-    aux = [
-        ArrayNeed(name, aux_shapes[name], np.dtype(aux_types[name]), "default", home(name)) for name in aux_names
-    ]
+    aux = [ArrayNeed(name, aux_shapes[name], np.dtype(aux_types[name]), "default", home(name)) for name in aux_names]
     for need in aux:
         known = memory.aux.get(need.name)
         if known is not None and known.shape != need.shape:
@@ -158,7 +158,8 @@ def _infer_shapes(
     missing = _unknown(arguments)
     if missing:
         raise ShapeError(
-            f"cannot tell the shape of {', '.join(map(repr, missing))} on {memory.context} from {_words(given)}; name them "
+            f"cannot tell the shape of {', '.join(map(repr, missing))} on {memory.context} from {_words(given)}; "
+            f"name them "
             f"in data_shapes or label_shapes, or give their variables a shape"
         )
     return arguments, auxiliary
@@ -192,7 +193,9 @@ def _infer_types(
             arguments, _, auxiliary = symbol.infer_type_partial(**{**known, **default})
     except mx.base.MXNetError as error:
         types = {name: np.dtype(dtype).name for name, dtype in known.items()}
-        raise ShapeError(f"the symbol {_heads(symbol)} does not take inputs of types {types}: {last_line(error)}") from None
+        raise ShapeError(
+            f"the symbol {_heads(symbol)} does not take inputs of types {types}: {last_line(error)}"
+        ) from None
     decided = [np.float32 if dtype is None else dtype for dtype in arguments]
     return dict(zip(arg_names, decided)), dict(zip(aux_names, [np.float32 if t is None else t for t in auxiliary]))
 
@@ -206,7 +209,7 @@ def _gradient_storage(
     grad_req: Mapping[str, str],
     attributes: Mapping[str, Mapping[str, str]],
 ) -> dict[str, str]:
-    """How each gradient is stored. Only the engine's own binding infers it, so a symbol with sparse parts is bound once."""
+    """How each gradient is stored. Only the engine's own binding infers it: a symbol with sparse parts is bound."""
     sparse = any(
         entry.get("__storage_type__", "0") not in ("0", "-1") or entry.get("sparse_grad") == "True" or "stype" in entry
         for entry in attributes.values()
@@ -217,7 +220,10 @@ def _gradient_storage(
     if all(name in known for name, request in grad_req.items() if request != "null" and name in params):
         return {name: known[name].stype for name in grad_req if name in known}
     probe = symbol.simple_bind(
-        memory.context, grad_req=dict(grad_req), type_dict=dict(types), **{name: desc.shape for name, desc in given.items()}
+        memory.context,
+        grad_req=dict(grad_req),
+        type_dict=dict(types),
+        **{name: desc.shape for name, desc in given.items()},
     )
     return {name: grad.stype for name, grad in probe.grad_dict.items() if grad is not None}
 
@@ -257,7 +263,9 @@ def bind(
             shared_exec=pool,
         )
     except mx.base.MXNetError as error:
-        raise ShapeError(f"the engine refused to bind {_heads(symbol)} on {memory.context}: {last_line(error)}") from None
+        raise ShapeError(
+            f"the engine refused to bind {_heads(symbol)} on {memory.context}: {last_line(error)}"
+        ) from None
 
 
 def _fresh(need: ArrayNeed) -> Any:

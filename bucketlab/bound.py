@@ -34,6 +34,8 @@ class BoundShapes:
         self.slices = None if slices is None else list(slices)
         self.execs = list(execs)
         self.active = tuple(active)
+        self.rests = len(self.active) < len(self.execs)
+        """Whether some context has no rows."""
         self._declared = tuple(declared_layouts)
         self._programs: dict[tuple[bool, bool], Program] = {}
         self._flat = not shapes.per_context
@@ -44,7 +46,8 @@ class BoundShapes:
     def takes(self, batch: Any) -> bool:
         """Whether a batch can be fed as it is: flat, with arrays of the bound shapes, in the bound order.
 
-        This is looked at for every batch, so it reads as little as it can; whatever is not plain is told apart by others.
+        This is looked at for every batch, so it reads as little as it can; whatever is not plain is told apart by
+        others.
         """
         data, label = batch.data, getattr(batch, "label", None)
         if not self._flat or len(data) != len(self._data) or (label and len(label) != len(self._label)):
@@ -64,11 +67,6 @@ class BoundShapes:
             # Held, not only compared by identity: another list must not come to lie where this one was.
             self._named = provided
         return True
-
-    @property
-    def rests(self) -> bool:
-        """Whether some context has no rows."""
-        return len(self.active) < len(self.execs)
 
     @cached_property
     def data_feeds(self) -> tuple[InputFeed, ...]:

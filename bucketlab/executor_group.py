@@ -35,9 +35,9 @@ class DataParallelExecutorGroup:
 
     Takes what ``mxnet.module.executor_group.DataParallelExecutorGroup`` takes, and ``split``, the rule by which rows go
     to contexts (see :func:`bucketlab.slicing.row_counts`), and ``working_memory``: ``"shared"`` block by block as the
-    engine does it, or laid into one ``"arena"`` (see :mod:`bucketlab.memory.arena`). With a ``shared_group`` all parameters, gradients, auxiliary
-    states, inputs and the working memory are that group's. Raises ShapeError, SliceError, ValueError; nothing is bound
-    or allocated then.
+    engine does it, or laid into one ``"arena"`` (see :mod:`bucketlab.memory.arena`). With a ``shared_group`` all
+    parameters, gradients, auxiliary states, inputs and the working memory are that group's. Raises ShapeError,
+    SliceError, ValueError; nothing is bound or allocated then.
 
     ``data_shapes`` may have one list for each context instead of one for all; batches then come cut already.
     """
@@ -79,12 +79,11 @@ class DataParallelExecutorGroup:
         self.group2ctxs = prepare_group2ctxs(group2ctxs, len(self.contexts))
         self.output_names = symbol.list_outputs()
         self.num_outputs = len(self.output_names)
-        self.output_layouts = [
-            batch_axis(symbol[i].attr("__layout__")) for i in range(self.num_outputs)
-        ]
+        self.output_layouts = [batch_axis(symbol[i].attr("__layout__")) for i in range(self.num_outputs)]
         if shared_group is not None and len(shared_group.contexts) < len(self.contexts):
             raise ShapeError(
-                f"shared_group has executors on {len(shared_group.contexts)} context(s) and {len(self.contexts)} are asked "
+                f"shared_group has executors on {len(shared_group.contexts)} context(s) and {len(self.contexts)} are "
+                f"asked "
                 f"for: {', '.join(map(str, self.contexts))}; share with a group on at least as many"
             )
         shapes = _given_shapes(data_shapes, label_shapes, len(self.contexts))
@@ -119,9 +118,7 @@ class DataParallelExecutorGroup:
 
     # ------------------------------------------------------------------ binding
 
-    def bind_exec(
-        self, data_shapes: Any, label_shapes: Any, shared_group: Any = None, reshape: bool = False
-    ) -> None:
+    def bind_exec(self, data_shapes: Any, label_shapes: Any, shared_group: Any = None, reshape: bool = False) -> None:
         """Make the executors for these shapes current, binding them when they are met for the first time."""
         shapes = (
             data_shapes
@@ -341,9 +338,7 @@ class DataParallelExecutorGroup:
 
         known = {*self.param_names, *self.data_names, *self.state_names}
         unnamed = [name for name in self.arg_names if name not in known]
-        self._read = Readback(
-            bound, self.contexts, self.output_names, self.label_names, self.label_layouts, unnamed
-        )
+        self._read = Readback(bound, self.contexts, self.output_names, self.label_names, self.label_layouts, unnamed)
         self.data_arrays = fed(self.data_names)
         self.label_arrays = fed(self.label_names) if self.label_names is not None else None
         self.param_arrays = each(self.held_names, "arg_dict")
@@ -366,7 +361,9 @@ class DataParallelExecutorGroup:
 
     # ------------------------------------------------------------------ parameters
 
-    def set_params(self, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any] | None, allow_extra: bool = False) -> None:
+    def set_params(
+        self, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any] | None, allow_extra: bool = False
+    ) -> None:
         """Write host parameters into every context. Names, shapes and extra entries are checked before any is written.
 
         Raises ValueError for a name that the symbol does not have, unless ``allow_extra``.
@@ -388,7 +385,10 @@ class DataParallelExecutorGroup:
     def get_params(self, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]) -> None:
         """Write the mean over contexts of every parameter and auxiliary state into the host arrays that are given."""
         self._settle_aux()
-        for names, table, host in ((self.held_names, self.param_arrays, arg_params), (self.aux_names, self.aux_arrays, aux_params)):
+        for names, table, host in (
+            (self.held_names, self.param_arrays, arg_params),
+            (self.aux_names, self.aux_arrays, aux_params),
+        ):
             for name, block in zip(names, table):
                 if name not in host:
                     continue
@@ -442,7 +442,8 @@ class DataParallelExecutorGroup:
     def _feed_list(self, batches: Sequence[Any]) -> None:
         if len(batches) != len(self._bound.active):
             raise ShapeError(
-                f"the batch is a list of {len(batches)} and {len(self._bound.active)} contexts are bound; give one for each"
+                f"the batch is a list of {len(batches)} and {len(self._bound.active)} contexts are bound; give one "
+                f"for each"
             )
         for i, batch in zip(self._bound.active, batches):
             self._copy_into(i, self.data_names, batch.data)
@@ -469,8 +470,10 @@ class DataParallelExecutorGroup:
                 as_array(source, table[name].dtype).copyto(table[name])
 
     def _settle_aux(self) -> None:
-        """Wait until auxiliary states are what they will be: BatchNorm changes them in the backward pass without telling
-        the engine, so that reading them does not wait."""
+        """Wait until auxiliary states are what they will be.
+
+        BatchNorm changes them in its backward pass and the engine does not know, so that reading them does not wait.
+        """
         if self.aux_names:
             mx.nd.waitall()
 
@@ -502,7 +505,9 @@ class DataParallelExecutorGroup:
             raise NotReadyError("backward() needs executors for training; bind with for_training=True")
         bound = self._current("backward()")
         if not self._memory.ran_training:
-            raise NotReadyError("backward() needs forward(batch, is_train=True) before it; the last one was for inference")
+            raise NotReadyError(
+                "backward() needs forward(batch, is_train=True) before it; the last one was for inference"
+            )
         if bound.rests:
             self._rest_gradients()
         if out_grads is None or len(out_grads) == 0:
@@ -552,8 +557,8 @@ class DataParallelExecutorGroup:
     def get_outputs(self, merge_multi_context: bool = True, begin: int = 0, end: int | None = None) -> list[Any]:
         """Outputs of the last forward pass, as arrays that stay what they are.
 
-        Merged: one array per output with all rows in the batch's order. Else ``[output][context]``, contexts that rested
-        left out. Raises ShapeError where contexts' outputs differ in other axes than rows.
+        Merged: one array per output with all rows in the batch's order. Else ``[output][context]``, without contexts
+        that rested. Raises ShapeError where contexts' outputs differ in other axes than rows.
         """
         self._current("get_outputs()")
         return self._read.outputs(merge_multi_context, begin, end)
@@ -606,7 +611,9 @@ class DataParallelExecutorGroup:
                     array[:] = value
             return
         if len(states) != len(self.state_names):
-            raise ShapeError(f"states has {len(states)} entries and there are {len(self.state_names)}: {self.state_names}")
+            raise ShapeError(
+                f"states has {len(states)} entries and there are {len(self.state_names)}: {self.state_names}"
+            )
         plan = []
         for name, given, block in zip(self.state_names, states, self.state_arrays):
             targets = [block[i] for i in self._bound.active]
@@ -619,7 +626,9 @@ class DataParallelExecutorGroup:
                     begin += target.shape[0]
             for piece, target in zip(pieces, targets):
                 if piece.shape != target.shape:
-                    raise ShapeError(f"state {name!r} on {target.context} has shape {target.shape}, given {piece.shape}")
+                    raise ShapeError(
+                        f"state {name!r} on {target.context} has shape {target.shape}, given {piece.shape}"
+                    )
                 plan.append((piece, target))
         for piece, target in plan:
             if piece is not target:

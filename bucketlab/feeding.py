@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from bucketlab._calls import OperatorCall, ShapeQuestion
+from bucketlab._calls import OperatorCall, shape_question
 from bucketlab._engine import mx
 
 NDArray = mx.nd.NDArray
 
 
-@lru_cache(maxsize=None)
+@cache
 def _engine_has_gpus() -> bool:
     return bool(mx.runtime.Features().is_enabled("CUDA"))
 
@@ -22,9 +22,9 @@ def _engine_has_gpus() -> bool:
 class InputFeed:
     """One input of a batch on its way to the executors.
 
-    ``shape`` is that of the whole batch's array, ``targets`` are (rows of it or None for all, array of the executor), one
-    for each context that works. ``aimed`` is the array that the ready calls read when they run next; None once it was
-    read, so that nothing is held on to.
+    ``shape`` is that of the whole batch's array, ``targets`` are (rows of it or None for all, array of the executor),
+    one for each context that works. ``aimed`` is the array that the ready calls read when they run next; None once it
+    was read, so that nothing is held on to.
     """
 
     def __init__(self, name: str, shape: tuple[int, ...], axis: int, targets: Sequence[tuple[slice | None, Any]]):
@@ -32,7 +32,7 @@ class InputFeed:
         self.targets = tuple(targets)
         self.aimed: Any = None
         self._shape, self._axis = shape, axis
-        self._has_shape = ShapeQuestion(shape).fits
+        self._has_shape = shape_question(shape)
         self._direct = all(array.stype == "default" for _, array in self.targets)
         # Between devices copies are made piece by piece.
         self._one_device = not _engine_has_gpus()

@@ -1,4 +1,4 @@
-"""What a forward pass leaves behind, read back by rows: outputs, predictions, what a metric sees, gradients for outputs."""
+"""What a forward pass leaves behind, read back by rows: outputs, predictions, what a metric sees."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Readback:
     def outputs(self, merge: bool, begin: int = 0, end: int | None = None) -> list[Any]:
         """Outputs of the last forward pass, as arrays that stay what they are.
 
-        Merged: one array per output with all rows in the batch's order. Else ``[output][context]``, contexts that rested
-        left out. Raises ShapeError where contexts' outputs differ in other axes than rows.
+        Merged: one array per output with all rows in the batch's order. Else ``[output][context]``, without contexts
+        that rested. Raises ShapeError where contexts' outputs differ in other axes than rows.
         """
         bound = self.bound
         results = []
@@ -126,7 +126,9 @@ class Readback:
         if not any(given):
             return False
         if len(given) != active:
-            raise ShapeError(f"labels has lists for {len(given)} context(s), and {active} ran this batch; give one for each")
+            raise ShapeError(
+                f"labels has lists for {len(given)} context(s), and {active} ran this batch; give one for each"
+            )
         return True
 
     def valid_rows(self, i: int) -> int | None:
@@ -172,7 +174,9 @@ class Readback:
         if bound.shapes.per_context and grads and isinstance(grads[0], (list, tuple)):
             return self._own_out_grads(grads)
         if len(grads) != len(self.output_names):
-            raise ShapeError(f"out_grads has {len(grads)} arrays and there are {len(self.output_names)} outputs: {self.output_names}")
+            raise ShapeError(
+                f"out_grads has {len(grads)} arrays and there are {len(self.output_names)} outputs: {self.output_names}"
+            )
         counts = self._entries()
         cut: list[list[Any]] = [[] for _ in bound.active]
         for k, (grad, where) in enumerate(zip(grads, bound.row_axes)):
@@ -203,7 +207,8 @@ class Readback:
         given = [[tuple(grad.shape) for grad in one] for one in grads]
         if given != expected:
             raise ShapeError(
-                f"out_grads has shapes {given} by context; expected {expected}, one list for each context that ran with "
+                f"out_grads has shapes {given} by context; expected {expected}, one list for each context that ran "
+                f"with "
                 f"an array for each of {self.output_names}"
             )
         return [[grad.as_in_context(self.contexts[i]) for grad in one] for i, one in zip(bound.active, grads)]

@@ -22,7 +22,9 @@ def check_params(kind: str, given: Mapping[str, Any], known: Mapping[str, Any], 
     for name, value in given.items():
         target = known.get(name)
         if target is not None and tuple(value.shape) != tuple(target.shape):
-            raise ShapeError(f"{kind} {name!r} is given with shape {tuple(value.shape)}, expected {tuple(target.shape)}")
+            raise ShapeError(
+                f"{kind} {name!r} is given with shape {tuple(value.shape)}, expected {tuple(target.shape)}"
+            )
 
 
 def resolve_grad_req(
@@ -44,7 +46,9 @@ def resolve_grad_req(
         given: dict[str, Any] = {"grad_req": grad_req}
     elif isinstance(grad_req, (list, tuple)):
         if len(grad_req) != len(arg_names):
-            raise ValueError(f"grad_req has {len(grad_req)} entries and the symbol {len(arg_names)} arguments: {list(arg_names)}")
+            raise ValueError(
+                f"grad_req has {len(grad_req)} entries and the symbol {len(arg_names)} arguments: {list(arg_names)}"
+            )
         resolved = dict(zip(arg_names, grad_req))
         given = resolved
     elif isinstance(grad_req, Mapping):
@@ -79,5 +83,6 @@ def prepare_group2ctxs(group2ctxs: Any, contexts: int) -> list[Any]:
                 table[group] = homes[i if len(homes) > 1 else 0]
         return tables
     raise TypeError(
-        f"group2ctxs is {type(group2ctxs).__name__}; give a dict of group to context(s), or a list of dicts, one per context"
+        f"group2ctxs is {type(group2ctxs).__name__}; give a dict of group to context(s), or a list of dicts, one per "
+        f"context"
     )

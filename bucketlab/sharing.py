@@ -2,8 +2,8 @@
 
 The engine plans an executor's working memory when it is bound. An executor bound with another one's pool takes blocks
 from it and adds those that it lacks, for good. So the order in which buckets arrive decides how much memory there is in
-the end, unless the hungriest one owns the pool. Here it does: when a hungrier one arrives it gets a pool of its own, and
-the executors on the old one are let go; each is bound again, on the new pool, when its next batch comes.
+the end, unless the hungriest one owns the pool. Here it does: when a hungrier one arrives it gets a pool of its own,
+and the executors on the old one are let go; each is bound again, on the new pool, when its next batch comes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ MATCHING = {
     "mxnet": {},
 }
 TRAINING = {
-    # The default backend looks for nothing. oneDNN's fuses inference graphs only, and takes a tenth of a bind to say so.
+    # The default backend looks for nothing. oneDNN's fuses inference graphs only, and takes a tenth of a bind to say
+    # so.
     "MXNET_SUBGRAPH_BACKEND": "default",
 }
 

@@ -78,7 +78,9 @@ def check_workload(workload: Sequence[float], contexts: int) -> tuple[float, ...
             f"work_load_list has {len(given)} entries for {contexts} context(s): {given}; give one per context"
         )
     for i, share in enumerate(given):
-        if isinstance(share, bool) or not isinstance(share, (int, float, Fraction)) and not hasattr(share, "__float__"):
+        if isinstance(share, bool) or (
+            not isinstance(share, (int, float, Fraction)) and not hasattr(share, "__float__")
+        ):
             raise SliceError(f"work_load_list[{i}] is {share!r}; give positive finite numbers")
         if not math.isfinite(float(share)) or float(share) <= 0:
             raise SliceError(f"work_load_list[{i}] is {share!r}; give positive finite numbers")

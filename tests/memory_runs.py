@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from bucketlab import mx
 
 ROWS, CONTEXTS = 4, (mx.cpu(0), mx.cpu(1))

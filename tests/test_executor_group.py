@@ -19,9 +19,7 @@ def lstm(layers, steps=6, vocab=30, hidden=5, embed=7):
     embedded = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=vocab, output_dim=embed, name="embed")
     outputs, _ = stack.unroll(steps, inputs=embedded, merge_outputs=True)
     logits = mx.sym.FullyConnected(mx.sym.Reshape(outputs, shape=(-1, hidden)), num_hidden=vocab, name="pred")
-    return mx.sym.SoftmaxOutput(
-        logits, mx.sym.Reshape(mx.sym.Variable("softmax_label"), shape=(-1,)), name="softmax"
-    )
+    return mx.sym.SoftmaxOutput(logits, mx.sym.Reshape(mx.sym.Variable("softmax_label"), shape=(-1,)), name="softmax")
 
 
 def classifier(hidden=3):
@@ -67,9 +65,7 @@ def test_groups_of_different_depth_share_parameters_gradients_and_inputs():
     names = [name for name in shallow.list_arguments() if name not in ("data", "softmax_label")]
     first = DataParallelExecutorGroup(shallow, CONTEXTS, [1, 1], data, label, names, True, False)
     assert [set(arrays) for arrays in first.shared_data_arrays] == [{"data", "softmax_label"}] * 2
-    second = DataParallelExecutorGroup(
-        deep, CONTEXTS, [1, 1], data, label, names, True, False, shared_group=first
-    )
+    second = DataParallelExecutorGroup(deep, CONTEXTS, [1, 1], data, label, names, True, False, shared_group=first)
     extra = {name for name in deep.list_arguments() if name not in names}
     for i in range(2):
         assert set(first.shared_data_arrays[i]) == set(second.shared_data_arrays[i]) == extra
@@ -194,7 +190,7 @@ def test_a_refused_reshape_changes_nothing():
     fill(made)
     with pytest.raises(ShapeError, match=r"data of shape \(2, 7\).*fc_weight.*\(3, 7\).*\(3, 4\)"):
         made.reshape([("data", (4, 7))], [("softmax_label", (4,))])
-    with pytest.raises(ShapeError, match="'softmax_label' has 3 rows.*'data' has 4"):
+    with pytest.raises(ShapeError, match=r"'softmax_label' has 3 rows.*'data' has 4"):
         made.reshape([("data", (4, 4))], [("softmax_label", (3,))])
     assert made.data_shapes[0].shape == (4, 4)
     made.forward(batch(), is_train=True)
@@ -212,7 +208,7 @@ def test_grad_req_forms():
     assert group(grad_req={"fc_bias": "null"}).grad_req["fc_weight"] == "write"
     with pytest.raises(ValueError, match="'fc_wait'"):
         group(grad_req={"fc_wait": "add"})
-    with pytest.raises(ValueError, match="2 entries.*4 arguments"):
+    with pytest.raises(ValueError, match=r"2 entries.*4 arguments"):
         group(grad_req=["write", "write"])
     with pytest.raises(ValueError, match="'adds'"):
         group(grad_req="adds")
@@ -231,7 +227,7 @@ def test_fixed_parameters_and_inference_have_no_gradient_memory():
 def test_too_few_contexts_to_share_with_is_refused_before_anything_is_bound():
     giver = group(contexts=CONTEXTS[:1])
     inputs = dict(giver.shared_data_arrays[0])
-    with pytest.raises(ShapeError, match="1 context.*2"):
+    with pytest.raises(ShapeError, match=r"1 context.*2"):
         group(shared_group=giver)
     assert giver.shared_data_arrays[0] == inputs
 
@@ -300,7 +296,14 @@ def test_time_major_rows_come_back_in_order_over_contexts():
     made = {}
     for contexts in (CONTEXTS[:1], CONTEXTS):
         one = DataParallelExecutorGroup(
-            flat * 2, contexts, [1] * len(contexts), [mx.io.DataDesc("data", (3, 4), layout="TN")], None, [], False, False
+            flat * 2,
+            contexts,
+            [1] * len(contexts),
+            [mx.io.DataDesc("data", (3, 4), layout="TN")],
+            None,
+            [],
+            False,
+            False,
         )
         one.forward(mx.io.DataBatch([mx.nd.arange(12).reshape((3, 4))], pad=1))
         made[len(contexts)] = one

@@ -8,8 +8,8 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from bucketlab import mx
 
+from bucketlab import mx
 from bucketlab.errors import SliceError
 from bucketlab.slicing import check_workload, divisor, row_counts, slices_of
 

@@ -2,12 +2,12 @@
 
 The engine shares working memory block by block, which fits badly when buckets differ in batch size: blocks go with the
 batch, their number with the length. Here an executor's blocks, which have no memory before its first run, are pointed
-into one array that all executors of the context use in turn. Then there are as many bytes as the hungriest one needs, and
-no more, in any order.
+into one array that all executors of the context use in turn. Then there are as many bytes as the hungriest one needs,
+and no more, in any order.
 
-This writes three fields of the engine's structures, so it is an option that the caller turns on, and it is refused where
-:func:`proved` does not show that it works in this process. Two executors that use one arena must not run at once: whoever
-runs another one than before waits for the engine first (see ``GroupMemory.take_turn``).
+This writes three fields of the engine's structures, so it is an option that the caller turns on, and it is refused
+where :func:`proved` does not show that it works in this process. Two executors that use one arena must not run at once:
+whoever runs another one than before waits for the engine first (see ``GroupMemory.take_turn``).
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ def _prove() -> str:
             mx.nd.waitall()
             sides.append([*executor.outputs[0].asnumpy().ravel(), *grads["fc_weight"].asnumpy().ravel()])
             if laid:
-                data = ctypes.c_uint64.from_address(ctypes.c_uint64.from_address(executor.outputs[0].handle.value).value)
+                data = ctypes.c_uint64.from_address(
+                    ctypes.c_uint64.from_address(executor.outputs[0].handle.value).value
+                )
                 base = ctypes.c_uint64.from_address(ctypes.c_uint64.from_address(arena.buffer.handle.value).value)
                 if not base.value <= data.value < base.value + arena.buffer.size:
                     return "an executor that was laid into an arena ran outside of it"

@@ -228,7 +228,9 @@ class BaseModule:
             if nbatch + 1 == num_batch:
                 return
         if nbatch < 0:
-            raise ValueError("eval_data yielded no batch; give an iterator with at least one batch, or call its reset()")
+            raise ValueError(
+                "eval_data yielded no batch; give an iterator with at least one batch, or call its reset()"
+            )
 
     def score(
         self,
@@ -304,7 +306,8 @@ class BaseModule:
         for parts, axis in zip(zip(*batches), self._predicted_axes()):
             if any(isinstance(part, list) for part in parts):
                 raise ShapeError(
-                    "outputs of contexts with shapes of their own do not join; ask with merge_batches=False, for a list "
+                    "outputs of contexts with shapes of their own do not join; ask with merge_batches=False, for a "
+                    "list "
                     "by context of each"
                 )
             if len({part.shape[:axis] + part.shape[axis + 1 :] for part in parts}) > 1:
@@ -420,7 +423,9 @@ class BaseModule:
     def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
         """Get ready for a batch that comes next. ``sparse_row_id_fn`` says which rows of sparse parameters it needs."""
         if sparse_row_id_fn is not None:
-            warnings.warn(f"{type(self).__name__} has no sparse parameters: sparse_row_id_fn is not called", stacklevel=2)
+            warnings.warn(
+                f"{type(self).__name__} has no sparse parameters: sparse_row_id_fn is not called", stacklevel=2
+            )
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
         raise NotImplementedError(f"{type(self).__name__} cannot run forward")
@@ -456,7 +461,7 @@ class BaseModule:
 
 
 def read_params(fname: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parameters and auxiliary states of a ``.params`` file. Raises ValueError naming file and entry when it is none."""
+    """Parameters and auxiliary states of a ``.params`` file. Raises ValueError naming file and entry if it is none."""
     arrays = mx.nd.load(fname)
     if not isinstance(arrays, dict):
         raise ValueError(f"{fname!r} has arrays without names; expected 'arg:NAME' and 'aux:NAME'")

@@ -41,10 +41,10 @@ def fitting(
             f"{[desc.name for desc in shapes.data]}"
         )
     batch = _in_order(batch, shapes)
-    if all(tuple(source.shape) == desc.shape for source, desc in zip(batch.data, shapes.data)):
-        if not labels_too or _labels_fit(batch, shapes):
-            _check_labels(batch, shapes)
-            return batch, None
+    as_bound = all(tuple(source.shape) == desc.shape for source, desc in zip(batch.data, shapes.data))
+    if as_bound and (not labels_too or _labels_fit(batch, shapes)):
+        _check_labels(batch, shapes)
+        return batch, None
     return batch, _flat_shapes(batch, data_names, label_names, shapes)
 
 

@@ -25,9 +25,9 @@ SymGen = Callable[[Any], tuple[Any, Any, Any]]
 class BucketingModule(BaseModule):
     """A model whose graph depends on a bucket key, such as the length that sentences are padded to.
 
-    ``sym_gen(key)`` returns (symbol, data_names, label_names) and is called once for each key, under a fresh NameManager.
-    Keys are any hashable. Buckets are bound when they are first met; they share parameters, gradients, inputs and working
-    memory with the default bucket, and the optimizer's state by the name of the parameter.
+    ``sym_gen(key)`` returns (symbol, data_names, label_names) and is called once for each key, under a fresh
+    NameManager. Keys are any hashable. Buckets are bound when they are first met; they share parameters, gradients,
+    inputs and working memory with the default bucket, and the optimizer's state by the name of the parameter.
 
     Batches of buckets need not have as many rows. Gradients are divided by those that ran, or with
     ``grad_scale="tokens"`` by their real tokens; see Module.
@@ -102,9 +102,7 @@ class BucketingModule(BaseModule):
         if known is None:
             made = self._call_sym_gen(key)
             if not isinstance(made, tuple) or len(made) != 3:
-                raise BucketError(
-                    f"sym_gen({key!r}) returned {made!r}; expected (symbol, data_names, label_names)"
-                )
+                raise BucketError(f"sym_gen({key!r}) returned {made!r}; expected (symbol, data_names, label_names)")
             symbol, data_names, label_names = made
             known = self._generated[key] = (symbol, list(data_names or []), list(label_names or []))
         return known
@@ -170,9 +168,7 @@ class BucketingModule(BaseModule):
             self._hand_over(module)
         with self._residency.binding(key):
             elsewhere: dict[str, Any] = {} if host == "cpu" else {"host": host}
-            module.bind(
-                data_shapes, label_shapes, for_training, inputs_need_grad, grad_req=grad_req, **elsewhere
-            )
+            module.bind(data_shapes, label_shapes, for_training, inputs_need_grad, grad_req=grad_req, **elsewhere)
         others = {} if self.binded else {k: m for k, m in self._buckets.items() if k != key}
         self.for_training, self.inputs_need_grad, self._grad_req = for_training, inputs_need_grad, grad_req
         self._buckets = {key: module, **others}
@@ -183,7 +179,7 @@ class BucketingModule(BaseModule):
         self._notify("bind", key)
 
     def _hand_over(self, module: Module) -> None:
-        """Before a re-bind: parameters, their memory and the optimizer go from the bucket that gave them to a new one."""
+        """Before a re-bind: parameters, their memory and the optimizer go from the bucket that gave them to another."""
         giver = self._giver
         if self._params_dirty:
             self._sync_params_from_devices()
@@ -216,11 +212,13 @@ class BucketingModule(BaseModule):
             return module
         if key is None:
             raise BucketError(
-                "the batch has no bucket_key; set batch.bucket_key, or use an iterator made for buckets such as BucketIter"
+                "the batch has no bucket_key; set batch.bucket_key, or use an iterator made for buckets such as "
+                "BucketIter"
             )
         if data_shapes is None:
             raise BucketError(
-                f"bucket {key!r} is not bound and no data_shapes are given (bound: {list(self._buckets)}); batches of a "
+                f"bucket {key!r} is not bound and no data_shapes are given (bound: {list(self._buckets)}); batches "
+                f"of a "
                 f"new bucket need provide_data"
             )
         if module is None:
@@ -259,7 +257,7 @@ class BucketingModule(BaseModule):
             self._bucket(key, *wanted[key])
 
     def release(self, bucket_key: Hashable) -> None:
-        """Let go of a bucket's executors and their graphs; its next batch binds it again, at no more memory than before.
+        """Let go of a bucket's executors and graphs; its next batch binds it again, at no more memory than before.
 
         Parameters, gradients and optimizer state stay. The bucket that owns the working memory keeps that until a
         hungrier one comes. Raises BucketError for a bucket that is not there.
@@ -444,12 +442,11 @@ class BucketingModule(BaseModule):
         key = getattr(data_batch, "bucket_key", None)
         if key is None:
             raise BucketError(
-                "the batch has no bucket_key; set batch.bucket_key, or use an iterator made for buckets such as BucketIter"
+                "the batch has no bucket_key; set batch.bucket_key, or use an iterator made for buckets such as "
+                "BucketIter"
             )
         self._curr_module._tokens_to_learn(data_batch, is_train)
-        self.switch_bucket(
-            key, getattr(data_batch, "provide_data", None), getattr(data_batch, "provide_label", None)
-        )
+        self.switch_bucket(key, getattr(data_batch, "provide_data", None), getattr(data_batch, "provide_label", None))
         self._curr_module.forward(data_batch, is_train=is_train)
         self._notify("forward", data_batch)
 

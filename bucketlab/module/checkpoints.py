@@ -69,9 +69,7 @@ def read_keys(prefix: str) -> list[Hashable]:
     return [int(key) for key in stored[0].asnumpy()]
 
 
-def load(
-    cls: Any, prefix: str, epoch: int, sym_gen: Any, default_bucket_key: Hashable, **kwargs: Any
-) -> Any:
+def load(cls: Any, prefix: str, epoch: int, sym_gen: Any, default_bucket_key: Hashable, **kwargs: Any) -> Any:
     """A module of class ``cls`` from the files that start with ``prefix``."""
     if sym_gen is None:
         raise ValueError("sym_gen is None; load needs the function that makes a bucket's symbol")

@@ -39,9 +39,7 @@ def described(arrays: Sequence[Any], provided: Any, bound: Any, names: Sequence[
         like = [DataDesc(name, array.shape) for name, array in zip(names, arrays)]
     else:
         raise ShapeError(f"the batch has {len(arrays)} {kind} array(s); expected {list(names)}")
-    return [
-        DataDesc(desc.name, tuple(array.shape), desc.dtype, desc.layout) for desc, array in zip(like, arrays)
-    ]
+    return [DataDesc(desc.name, tuple(array.shape), desc.dtype, desc.layout) for desc, array in zip(like, arrays)]
 
 
 def fitting(
@@ -53,28 +51,20 @@ def fitting(
     """
     count, shapes = len(group.contexts), group._bound.shapes
     if len(batch.data) > count:
-        raise ShapeError(
-            f"the batch has data for {len(batch.data)} contexts and the module has {count}; {BOTH_FORMS}"
-        )
-    data, descs = _side(
-        batch.data, _provided(batch, "data"), shapes.data, shapes.per_context, data_names, "data"
-    )
+        raise ShapeError(f"the batch has data for {len(batch.data)} contexts and the module has {count}; {BOTH_FORMS}")
+    data, descs = _side(batch.data, _provided(batch, "data"), shapes.data, shapes.per_context, data_names, "data")
     label = getattr(batch, "label", None)
     labels, label_descs = None, None
     if label and not all(entry is None or len(entry) == 0 for entry in label):
         if not is_cut(label, "label"):
-            raise ShapeError(
-                f"the batch has data for each context and one list of labels for all; {BOTH_FORMS}"
-            )
+            raise ShapeError(f"the batch has data for each context and one list of labels for all; {BOTH_FORMS}")
         if len(label) != len(batch.data):
             raise ShapeError(
                 f"the batch has labels for {len(label)} context(s) and data for {len(batch.data)}; give one list for "
                 f"each, or None for one without labels"
             )
         bound = shapes.label if shapes.label is not None else ()
-        labels, label_descs = _side(
-            label, _provided(batch, "label"), bound, shapes.per_context, label_names, "label"
-        )
+        labels, label_descs = _side(label, _provided(batch, "label"), bound, shapes.per_context, label_names, "label")
     names = label_names if label_descs is None else [desc.name for one in label_descs for desc in one or ()]
     found = parse(data_names, list(dict.fromkeys(names)), descs, label_descs, count)
     if data is not batch.data or labels is not label:
@@ -106,9 +96,7 @@ def _provided(batch: Any, kind: str) -> Any:
         one is not None and (not isinstance(one, (list, tuple)) or (one and isinstance(one[0], str)))
         for one in provided
     ):
-        raise ShapeError(
-            f"the batch has {kind} for each context and provide_{kind} is {provided!r}; {BOTH_FORMS}"
-        )
+        raise ShapeError(f"the batch has {kind} for each context and provide_{kind} is {provided!r}; {BOTH_FORMS}")
     return provided
 
 
@@ -162,14 +150,10 @@ def fitting_list(batches: list[Any], group: Any) -> tuple[list[Any], BatchShapes
     if not batches:
         raise ShapeError("the batch is an empty list; give one batch for each context")
     if len(batches) > count:
-        raise ShapeError(
-            f"the batch is a list of {len(batches)} for {count} context(s); give one batch for each"
-        )
+        raise ShapeError(f"the batch is a list of {len(batches)} for {count} context(s); give one batch for each")
     for i, batch in enumerate(batches):
         if not getattr(batch, "data", None):
-            raise ShapeError(
-                f"entry {i} of the list of batches has no data arrays; expected {group.data_names}"
-            )
+            raise ShapeError(f"entry {i} of the list of batches has no data arrays; expected {group.data_names}")
     given = [[tuple(array.shape) for array in batch.data] for batch in batches]
     held = [[group.execs[i].arg_dict[name].shape for name in group.data_names] for i in group._bound.active]
     if given == held:
@@ -181,9 +165,7 @@ def fitting_list(batches: list[Any], group: Any) -> tuple[list[Any], BatchShapes
         label = getattr(batch, "label", None)
         try:
             data.append(
-                described(
-                    batch.data, getattr(batch, "provide_data", None), data_bound, group.data_names, "data"
-                )
+                described(batch.data, getattr(batch, "provide_data", None), data_bound, group.data_names, "data")
             )
             labels.append(
                 described(

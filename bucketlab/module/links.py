@@ -91,10 +91,7 @@ def handed_on(module: Any) -> Any:
     rows = [(where.axis if where.steps else -1) for where in bound.row_axes]
     if bound.shapes.per_context:
         return [
-            [
-                _desc(name, parts[at].shape, parts[at].dtype, axis)
-                for name, parts, axis in _outputs_of(group, rows)
-            ]
+            [_desc(name, parts[at].shape, parts[at].dtype, axis) for name, parts, axis in _outputs_of(group, rows)]
             for at in range(len(bound.active))
         ]
     whole = dict(group.get_output_shapes())
@@ -254,13 +251,9 @@ def share(params: Mapping[str, Any] | None, names: set[str] | None) -> Mapping[s
     return {name: value for name, value in params.items() if name in names}
 
 
-def check_known(
-    modules: Sequence[Any], givens: Iterable[Mapping[str, Any] | None], known: Iterable[set[str]]
-) -> None:
+def check_known(modules: Sequence[Any], givens: Iterable[Mapping[str, Any] | None], known: Iterable[set[str]]) -> None:
     """Refuse parameters that no module has. Values for inputs are passed over, as Module does."""
-    names = {name for part in known for name in part} | {
-        name for module in modules for name in _arguments(module)
-    }
+    names = {name for part in known for name in part} | {name for module in modules for name in _arguments(module)}
     extra = sorted(name for given in givens for name in given or () if name not in names)
     if extra:
         raise ValueError(

@@ -36,7 +36,7 @@ class MissingParameterError(BucketlabError, RuntimeError):
 
 
 class Module(BaseModule):
-    """A symbol with parameters. Takes what ``mx.mod.Module`` takes, and ``split``, the rule by which rows go to contexts.
+    """A symbol with parameters. Takes what ``mx.mod.Module`` takes, and ``split``, by which rows go to contexts.
 
     ``grad_scale`` says what gradients are divided by in each update: "rows" of the batch, or "tokens", which are the
     labels that count in it: ``batch.valid_labels``, else ``batch.valid_tokens``. With "tokens" every update goes by
@@ -254,16 +254,14 @@ class Module(BaseModule):
         return group
 
     def _kept_memory(self) -> Any:
-        """On a re-bind: the parameters of the executors that are replaced, with inputs and working memory left behind."""
+        """On a re-bind: the parameters of the executors that are replaced; inputs and working memory stay behind."""
         if self._exec_group is None or not self.params_initialized:
             return None
         return _Keeper(self._exec_group)
 
     def _host_arrays(self, group: Any, kind: str, host: str) -> dict[str, Any]:
         """Zeros, one for each parameter (or auxiliary state), of its shape, type and storage."""
-        names, blocks = (
-            (group.held_names, group.param_arrays) if kind == "arg" else (self._aux_names, group.aux_arrays)
-        )
+        names, blocks = (group.held_names, group.param_arrays) if kind == "arg" else (self._aux_names, group.aux_arrays)
         return {
             name: mx.nd.zeros(
                 block[0].shape,
@@ -275,7 +273,7 @@ class Module(BaseModule):
         }
 
     def _fill_in(self, group: Any, shared: Collection[str], host: str) -> None:
-        """Values for parameters that the giver of the memory lacks: from its host dictionaries, else as it initialised its own."""
+        """Values for parameters that the giver of the memory lacks: the host's, or made by its initializer."""
         attributes = self._symbol.attr_dict()
         new: list[dict[str, Any]] = []
         for kind, table in (("arg", self._arg_params), ("aux", self._aux_params)):
@@ -410,7 +408,7 @@ class Module(BaseModule):
         """Arguments that are no parameters: values for them are taken and ignored, as mx.mod does."""
         if kind != "parameter":
             return {}
-        return {name: array for name, array in self._exec_group.execs[0].arg_dict.items()}
+        return dict(self._exec_group.execs[0].arg_dict)
 
     def set_params(
         self,
@@ -488,7 +486,7 @@ class Module(BaseModule):
             raise TypeError(f"optimizer is {type(optimizer).__name__}; expected a name or an mx.optimizer.Optimizer")
         if optimizer.rescale_grad != scale and self._tokens is None:
             warnings.warn(
-                f"The optimizer given has rescale_grad {optimizer.rescale_grad:g}, where 1 / rows of a batch is {scale:g}",
+                f"The optimizer given has rescale_grad {optimizer.rescale_grad:g}; 1 / rows of a batch is {scale:g}",
                 stacklevel=3,
             )
         if not optimizer.idx2name:
@@ -518,10 +516,10 @@ class Module(BaseModule):
     # ------------------------------------------------------------------ running
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
-        """Run a batch: a DataBatch in the bound form, or of other shapes (seen ones cost nothing), or a list of batches.
+        """Run a batch: a DataBatch in the bound form or of other shapes (seen ones cost nothing), or a list of batches.
 
-        Arrays are fed by the names in ``provide_data`` where the batch has them. Raises ShapeError naming the array, and
-        leaves the module as it was.
+        Arrays are fed by the names in ``provide_data`` where the batch has them. Raises ShapeError naming the array,
+        and leaves the module as it was.
         """
         self._require("forward()")
         tokens = self._tokens_to_learn(data_batch, is_train)

@@ -23,12 +23,14 @@ def shapes_of(plan: Any, default_key: Hashable, data: Sequence[Any], label: Sequ
         return dict(plan.shapes())
     if not hasattr(plan, "bind_order") or not hasattr(plan, "batch_sizes"):
         raise BucketError(
-            f"prebind takes a mapping of key to (data_shapes, label_shapes), an iterator with shapes() such as BucketIter, "
+            f"prebind takes a mapping of key to (data_shapes, label_shapes), an iterator with shapes() such as "
+            f"BucketIter, "
             f"or a BucketPlan; given {type(plan).__name__}"
         )
     if not all(isinstance(key, int) for key in (default_key, *plan.keys)):
         raise BucketError(
-            f"the plan's keys are {list(plan.keys)}: from a plan alone only lengths can be bound; give the iterator instead"
+            f"the plan's keys are {list(plan.keys)}: from a plan alone only lengths can be bound; give the iterator "
+            f"instead"
         )
     rows = dict(zip(plan.keys, plan.batch_sizes))
     like = {key: ([_resized(d, rows[key], default_key, key) for d in data],
@@ -40,7 +42,5 @@ def shapes_of(plan: Any, default_key: Hashable, data: Sequence[Any], label: Sequ
 def _resized(desc: Any, rows: int, length: Any, new_length: Any) -> Any:
     """A description with other rows on its batch axis, and the new length wherever the default length stands."""
     axis = batch_axis(desc.layout)
-    shape = tuple(
-        rows if at == axis else new_length if size == length else size for at, size in enumerate(desc.shape)
-    )
+    shape = tuple(rows if at == axis else new_length if size == length else size for at, size in enumerate(desc.shape))
     return DataDesc(desc.name, shape, desc.dtype, desc.layout)

@@ -104,9 +104,7 @@ class PythonModule(BaseModule):
                 f"takes only 'write'"
             )
         if inputs_need_grad and not for_training:
-            raise ValueError(
-                "inputs_need_grad=True needs for_training=True: without training there are no gradients"
-            )
+            raise ValueError("inputs_need_grad=True needs for_training=True: without training there are no gradients")
         data = _in_names(data_shapes, self._data_names, "data")
         label = _in_names(label_shapes, self._label_names, "label") if label_shapes else None
         before = dict(vars(self))
@@ -169,10 +167,7 @@ class PythonModule(BaseModule):
         if self._label_shapes is None:
             return
         if pre_sliced:
-            labels = [
-                RowAxis(batch_axis(d.layout)).join(parts)
-                for d, parts in zip(self._label_shapes, zip(*labels))
-            ]
+            labels = [RowAxis(batch_axis(d.layout)).join(parts) for d, parts in zip(self._label_shapes, zip(*labels))]
         outputs = self.get_outputs()
         if self._pad:
             labels = [_without(label, d, self._pad) for label, d in zip(labels, self._label_shapes)]
@@ -202,9 +197,7 @@ class PythonLossModule(PythonModule):
     ):
         for argument, names in (("data_names", data_names), ("label_names", label_names)):
             if isinstance(names, str) or names is None or len(names) != 1:
-                raise ValueError(
-                    f"{argument} is {names!r}; PythonLossModule takes exactly one, such as ['data']"
-                )
+                raise ValueError(f"{argument} is {names!r}; PythonLossModule takes exactly one, such as ['data']")
         if grad_func is not None and not callable(grad_func):
             raise TypeError(f"grad_func is {grad_func!r}; expected a function of (scores, labels)")
         super().__init__(data_names, label_names, [f"{name}_output"], logger=logger)
@@ -253,9 +246,7 @@ class PythonLossModule(PythonModule):
 
     def _backward_impl(self) -> None:
         if self._grad_func is None:
-            raise NotImplementedError(
-                f"{type(self).__name__} has no grad_func and no _backward_impl of its own"
-            )
+            raise NotImplementedError(f"{type(self).__name__} has no grad_func and no _backward_impl of its own")
         if self._labels is None:
             raise NotReadyError(
                 "backward() needs forward(batch, is_train=True) before it; the last batch had no labels"

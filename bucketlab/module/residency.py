@@ -1,7 +1,7 @@
 """Which buckets stay bound: a limit under which the least used ones are let go, to be bound again when they come.
 
-An unrolled graph keeps about a quarter of a megabyte of process memory for each time step, whatever its arrays take. With
-many buckets that is most of the memory, and no sharing lessens it: only fewer bound buckets do.
+An unrolled graph keeps about a quarter of a megabyte of process memory for each time step, whatever its arrays take.
+With many buckets that is most of the memory, and no sharing lessens it: only fewer bound buckets do.
 """
 
 from __future__ import annotations

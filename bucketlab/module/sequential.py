@@ -54,9 +54,7 @@ class SequentialModule(BaseModule):
         if unknown:
             raise ValueError(f"add() does not know {unknown}; choose among {sorted(self._meta_keys)}")
         if not all(callable(getattr(module, name, None)) for name in ("bind", "forward", "get_outputs")):
-            raise TypeError(
-                f"module is {type(module).__name__}; expected one that can bind, forward and get_outputs"
-            )
+            raise TypeError(f"module is {type(module).__name__}; expected one that can bind, forward and get_outputs")
         if any(module is other for other in (self, *self._modules)):
             raise ValueError("this module is in the chain already; make another one to use it twice")
         self._modules.append(module)
@@ -136,13 +134,9 @@ class SequentialModule(BaseModule):
             self.logger.warning("Already bound: bind() does nothing; pass force_rebind=True to bind anew")
             return
         if shared_module is not None:
-            raise ValueError(
-                "shared_module is not for SequentialModule; share between the modules of the chains"
-            )
+            raise ValueError("shared_module is not for SequentialModule; share between the modules of the chains")
         if inputs_need_grad and not for_training:
-            raise ValueError(
-                "inputs_need_grad=True needs for_training=True: without training there are no gradients"
-            )
+            raise ValueError("inputs_need_grad=True needs for_training=True: without training there are no gradients")
         if not self._modules:
             raise NotReadyError("bind() needs a module in the chain: call add(module) first")
         requests = links.requests(self._modules, grad_req)
@@ -227,9 +221,7 @@ class SequentialModule(BaseModule):
                     allow_extra=True,
                 )
         # Modules that keep their names to themselves show them only now.
-        self._check_distinct(
-            [{name for table in module.get_params() for name in table} for module in self._modules]
-        )
+        self._check_distinct([{name for table in module.get_params() for name in table} for module in self._modules])
         self.params_initialized = True
 
     def _checked(
@@ -258,9 +250,7 @@ class SequentialModule(BaseModule):
             for name in names or ():
                 if name in owner:
                     kinds = [f"module {at} ({type(self._modules[at]).__name__})" for at in (owner[name], i)]
-                    raise ShapeError(
-                        f"parameter {name!r} is in {kinds[0]} and in {kinds[1]}; name layers apart"
-                    )
+                    raise ShapeError(f"parameter {name!r} is in {kinds[0]} and in {kinds[1]}; name layers apart")
                 owner[name] = i
 
     def init_optimizer(
@@ -278,9 +268,7 @@ class SequentialModule(BaseModule):
         """
         self._require("init_optimizer()")
         if self.optimizer_initialized and not force_init:
-            self.logger.warning(
-                "Optimizer is initialised already: init_optimizer() does nothing; pass force_init=True"
-            )
+            self.logger.warning("Optimizer is initialised already: init_optimizer() does nothing; pass force_init=True")
             return
         instance = isinstance(optimizer, mx.optimizer.Optimizer)
         named = instance and bool(optimizer.idx2name)
@@ -434,9 +422,7 @@ class SequentialModule(BaseModule):
         if states is not None and len(states) != sum(counts):
             raise ShapeError(f"states has {len(states)} entries and the modules of the chain have {counts}")
         kept = [
-            [[part.copy() for part in state] for state in module.get_states(merge_multi_context=False)]
-            if count
-            else []
+            [[part.copy() for part in state] for state in module.get_states(merge_multi_context=False)] if count else []
             for module, count in zip(self._modules, counts)
         ]
         begin = 0
@@ -444,9 +430,7 @@ class SequentialModule(BaseModule):
             for i, (module, count) in enumerate(zip(self._modules, counts)):
                 with self._at(i):
                     if count:
-                        module.set_states(
-                            None if states is None else list(states[begin : begin + count]), value
-                        )
+                        module.set_states(None if states is None else list(states[begin : begin + count]), value)
                 begin += count
         except BaseException:
             for module, old in zip(self._modules, kept):
@@ -462,11 +446,7 @@ class SequentialModule(BaseModule):
             if self._takes_labels(i):
                 names = links.label_names(module)
                 flat = links.flat(self._label_shapes)
-                own = (
-                    [links.picked(one, flat, names) for one in labels]
-                    if cut
-                    else links.picked(labels, flat, names)
-                )
+                own = [links.picked(one, flat, names) for one in labels] if cut else links.picked(labels, flat, names)
                 with self._at(i):
                     module.update_metric(eval_metric, own, cut)
         self._notify("metric", eval_metric)

@@ -113,9 +113,7 @@ class SVRGModule(Module):
                 host=host,
             )
             if for_training:
-                self._mod_aux.bind(
-                    data_shapes, label_shapes, True, inputs_need_grad, True, shared_copy, grad_req
-                )
+                self._mod_aux.bind(data_shapes, label_shapes, True, inputs_need_grad, True, shared_copy, grad_req)
             elif self._mod_aux.binded:
                 self._mod_aux._reset_bind()
         except BaseException:
@@ -133,9 +131,7 @@ class SVRGModule(Module):
         """Run a batch; for training through the older copy, too, which :meth:`update_full_grads` takes."""
         is_train = self.for_training if is_train is None else bool(is_train)
         if is_train and self.binded and not self._mod_aux.params_initialized:
-            raise NotReadyError(
-                "forward() for training needs all gradients: call update_full_grads(train_data) first"
-            )
+            raise NotReadyError("forward() for training needs all gradients: call update_full_grads(train_data) first")
         super().forward(data_batch, is_train)
         if is_train:
             self._mod_aux.forward(data_batch, True)
@@ -245,9 +241,7 @@ class SVRGModule(Module):
         self._require("update_full_grads()", optimizer=True)
         copy = self._mod_aux
         if not copy.binded:
-            raise NotReadyError(
-                "update_full_grads() needs executors for training; bind with for_training=True"
-            )
+            raise NotReadyError("update_full_grads() needs executors for training; bind with for_training=True")
         arg_params, aux_params = self.get_params()
         copy.set_params(arg_params=arg_params, aux_params=aux_params)
         sums = self._param_dict if self.starts_from_last_mean and self._param_dict else self._zeros()

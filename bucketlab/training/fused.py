@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, repeat
+from itertools import accumulate
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -36,12 +36,9 @@ class Assign:
 
     def __init__(self, target: dict[Any, Any]):
         self.target = target
-        self._values: dict[Any, Any] = {}
-        self.ready = partial(target.update, self._values)
-
-    def set(self, values: Any) -> None:
-        """What the next run writes, as a dictionary or an iterator of pairs: the same keys every time."""
-        self._values.update(values)
+        self.values: dict[Any, Any] = {}
+        """What the next run writes."""
+        self.ready = partial(target.update, self.values)
 
 
 @dataclass
@@ -115,7 +112,7 @@ class FusedStep:
         self._counts_of = itemgetter(*own, own[0])
         self._counts, self._own_keys = first.target, own
         self._totals_counted = Assign(self._optimizer.__dict__)
-        self._current = counts[devices[-1]]
+        self._totals_counted.values["_index_update_count"] = counts[devices[-1]]
 
     def run(self) -> bool:
         """One step. Up to its last call it only prepares, so that it may be interrupted and done again.
@@ -164,14 +161,12 @@ class FusedStep:
         except KeyError:
             before = tuple(self._counts.get(key, optimizer.begin_num_update) for key in self._own_keys)
         count = before[0] + 1
-        after = [count]
         even = before.count(before[0]) == len(before)
-        if not even:
-            after = [number + 1 for number in before[: len(self._own_keys)]]
+        after = [count] if even else [number + 1 for number in before[: len(self._own_keys)]]
         for counter, keys in self._counters:
-            counter.set(zip(keys, repeat(count) if even else after))
-        updates = max(optimizer.num_update, max(after))
-        self._totals_counted.set({"num_update": updates, "_index_update_count": self._current})
+            counter.values.update(dict.fromkeys(keys, count) if even else zip(keys, after))
+        updates = max(optimizer.num_update, *after)
+        self._totals_counted.values["num_update"] = updates
         return (count if even else None), updates, after
 
     def _set_rates(self, lr: Any, count: int) -> None:

@@ -37,7 +37,8 @@ def sentences(rows, length, seed):
     rng = np.random.RandomState(seed)
     data, label = (mx.nd.array(rng.randint(0, 20, (rows, length))) for _ in range(2))
     return mx.io.DataBatch(
-        [data], [label], bucket_key=length, provide_data=[("data", data.shape)], provide_label=[("softmax_label", label.shape)]
+        [data], [label], bucket_key=length,
+        provide_data=[("data", data.shape)], provide_label=[("softmax_label", label.shape)],
     )  # fmt: skip
 
 
@@ -45,7 +46,8 @@ def images(rows, _, seed):
     rng = np.random.RandomState(seed)
     data, label = mx.nd.array(rng.uniform(-1, 1, (rows, 2, 8, 8))), mx.nd.array(rng.randint(0, 3, rows))
     return mx.io.DataBatch(
-        [data], [label], bucket_key=0, provide_data=[("data", data.shape)], provide_label=[("softmax_label", label.shape)]
+        [data], [label], bucket_key=0,
+        provide_data=[("data", data.shape)], provide_label=[("softmax_label", label.shape)],
     )  # fmt: skip
 
 
@@ -106,7 +108,9 @@ def test_uneven_slices_by_their_rule_give_the_same_bits():
 def test_fit_score_and_predict_agree():
     rng = np.random.RandomState(0)
     data, label = rng.uniform(-1, 1, (24, 5)).astype("f"), rng.randint(0, 3, 24).astype("f")
-    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc"), name="softmax")
+    symbol = mx.sym.SoftmaxOutput(
+        mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc"), name="softmax"
+    )
     results = []
     for library in (bl, mx.mod):
         module = library.Module(symbol, context=[mx.cpu(0), mx.cpu(1)])
@@ -124,7 +128,9 @@ def test_fit_score_and_predict_agree():
 
 
 def test_a_fixed_parameter_stays_when_another_module_trains_it():
-    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc"), name="softmax")
+    symbol = mx.sym.SoftmaxOutput(
+        mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc"), name="softmax"
+    )
     shapes = [("data", (4, 5))], [("softmax_label", (4,))]
     trains = bl.Module(symbol)
     trains.bind(*shapes)

@@ -36,9 +36,7 @@ def batch(length, rows=4, seed=0, key=None):
 
 
 def bound(default=6, sym_gen=None, contexts=1, rows=4, **kwargs):
-    module = bl.BucketingModule(
-        sym_gen or Counting(), default, context=[mx.cpu(i) for i in range(contexts)], **kwargs
-    )
+    module = bl.BucketingModule(sym_gen or Counting(), default, context=[mx.cpu(i) for i in range(contexts)], **kwargs)
     first = batch(default, rows)
     module.bind(first.provide_data, first.provide_label)
     mx.random.seed(1)
