@@ -77,6 +77,7 @@ class BucketingModule(BaseModule):
         self._curr_bucket_key: Hashable = None
         self._giver: Any = None
         self._grad_req: Any = None
+        self._params_dirty = False
         self._monitor: Any = None
         self._preload_opt_states: str | None = None
         self._residency = Residency()
