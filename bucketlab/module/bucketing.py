@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 
 from bucketlab._engine import mx
 from bucketlab.errors import BucketError, NotReadyError
-from bucketlab.module import checkpoints
+from bucketlab.module import bucket_params, checkpoints
 from bucketlab.module.base import BaseModule, _check_input_names
 from bucketlab.module.module import DEFAULT_INITIALIZER, Module
 from bucketlab.module.prebind import shapes_of
@@ -378,12 +378,18 @@ class BucketingModule(BaseModule):
         if self.params_initialized and not force_init:
             return
         self._require("init_params()", params=False)
-        self._curr_module.init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
-        for module in self._buckets.values():
-            if module is not self._curr_module and module.binded:
-                module._params_dirty = False
+        givens = {"parameter": arg_params, "auxiliary state": aux_params}
+        if self._params_dirty:
+            self._sync_params_from_devices()
+        bucket_params.initialise(
+            self._curr_module, self._others(), givens, initializer, allow_missing, allow_extra
+        )
         self._params_dirty = False
         self.params_initialized = True
+
+    def _others(self) -> list[Module]:
+        """The buckets that are bound, but for the current one."""
+        return [module for module in self._buckets.values() if module.binded and module is not self._curr_module]
 
     def set_params(
         self,
@@ -404,7 +410,8 @@ class BucketingModule(BaseModule):
             )
             return
         self._require("set_params()", params=False)
-        self._curr_module.set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
+        givens = {"parameter": arg_params, "auxiliary state": aux_params}
+        bucket_params.assign(self._curr_module, self._others(), givens, allow_extra)
         self._params_dirty = True
         self.params_initialized = True
 

@@ -360,7 +360,12 @@ class Module(BaseModule):
             return
         self._require("init_params()", params=False)
         givens = {"parameter": arg_params, "auxiliary state": aux_params}
-        hosts = self._checked(givens, initializer, allow_missing, allow_extra)
+        self._write(self._checked(givens, initializer, allow_missing, allow_extra), givens, initializer)
+
+    def _write(
+        self, hosts: Mapping[str, Mapping[str, Any]], givens: Mapping[str, Any], initializer: Any
+    ) -> None:
+        """Set these host arrays, by kind, and the executors from them: all is checked already."""
         attributes = self._symbol.attr_dict()
         for kind, hosted in hosts.items():
             given = givens[kind]
@@ -382,7 +387,7 @@ class Module(BaseModule):
         self, givens: Mapping[str, Any], initializer: Any, allow_missing: bool, allow_extra: bool
     ) -> dict[str, dict[str, Any]]:
         """Host arrays by kind, once all that is given for them is found to fit. Raises as init_params does."""
-        hosts = {"parameter": self._own_host_args(), "auxiliary state": self._aux_params or {}}
+        hosts = self._own_hosts()
         for kind, given in givens.items():
             known = hosts[kind]
             missing = [name for name in known if given is None or name not in given]
@@ -399,8 +404,13 @@ class Module(BaseModule):
                 check_params(kind, given, {**self._known_inputs(kind), **known}, allow_extra)
         return hosts
 
+    def _own_hosts(self) -> dict[str, dict[str, Any]]:
+        """Host arrays of this symbol by kind; the dictionaries themselves may be shared with modules that have more."""
+        own = set(self._aux_names)
+        aux = {name: value for name, value in (self._aux_params or {}).items() if name in own}
+        return {"parameter": self._own_host_args(), "auxiliary state": aux}
+
     def _own_host_args(self) -> dict[str, Any]:
-        """Host parameters of this symbol; the dictionary itself may be shared with modules that have others."""
         held = set(self._exec_group.held_names)
         return {name: value for name, value in (self._arg_params or {}).items() if name in held}
 
