@@ -9,6 +9,7 @@ from typing import Any
 
 from bucketlab._calls import BackwardCall, ForwardCall, Program
 from bucketlab._engine import mx
+from bucketlab.errors import ShapeError
 from bucketlab.feeding import InputFeed
 from bucketlab.rows import RowAxis, row_axis_of_outputs
 from bucketlab.shapes import BatchShapes, batch_axis
@@ -39,6 +40,7 @@ class BoundShapes:
         self._declared = tuple(declared_layouts)
         self._programs: dict[tuple[bool, bool], Program] = {}
         self._flat = not shapes.per_context
+        # Without names where every context has its own: no flat batch is taken then.
         self._data = [desc.name for desc in shapes.data] if self._flat else []
         self._label = [desc.name for desc in shapes.label or ()] if self._flat else []
         self._named: tuple[Any, Any] = (None, None)
@@ -50,7 +52,7 @@ class BoundShapes:
         others.
         """
         data, label = batch.data, getattr(batch, "label", None)
-        if not self._flat or len(data) != len(self._data) or (label and len(label) != len(self._label)):
+        if not data or len(data) != len(self._data) or (label and len(label) != len(self._label)):
             return False
         for feed, source in zip(self.data_feeds, data):
             if not feed.takes(source):
@@ -98,12 +100,17 @@ class BoundShapes:
         """Copy a flat batch in and run every active context, as one program where all its arrays allow it."""
         feeds = self.data_feeds if label is None else self._all_feeds
         sources = data if label is None else [*data, *label]
-        ready = True
+        self._check_count("data", data, self._data)
+        if label is not None:
+            self._check_count("label", label, self._label)
+        ready, refused = True, None
         for feed, source in zip(feeds, sources):
-            if feed.aimed is not source:
-                feed.takes(source)
+            if feed.aimed is not source and not feed.takes(source):
+                refused = refused or (feed, source)
             ready = feed.aimed is source and ready
             feed.aimed = None
+        if refused is not None:
+            refused[0].refuse(refused[1])
         if ready:
             key = (label is not None, is_train)
             program = self._programs.get(key)
@@ -119,6 +126,10 @@ class BoundShapes:
         for feed, source in zip(feeds, sources):
             feed.copy(source)
         self.forward(is_train)
+
+    def _check_count(self, kind: str, given: Sequence[Any], names: Sequence[str]) -> None:
+        if len(given) != len(names):
+            raise ShapeError(f"the batch has {len(given)} {kind} array(s); expected {len(names)}: {list(names)}")
 
     def forward(self, is_train: bool) -> None:
         """Run every active context on what its arrays hold."""

@@ -11,12 +11,14 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from bucketlab import binding
 from bucketlab._engine import mx
 from bucketlab.binding import ContextMemory
 from bucketlab.bound import BoundShapes
-from bucketlab.errors import NotReadyError, ShapeError, StaleError
-from bucketlab.feeding import as_array
+from bucketlab.errors import DescriptionError, NotReadyError, ShapeError, StaleError
+from bucketlab.feeding import as_array, check_array
 from bucketlab.losses import AveragingLoss, averaging_losses, warn_if_uneven
 from bucketlab.memory.protocol import HeldArray, HeldPool
 from bucketlab.readback import Readback, merged
@@ -409,7 +411,20 @@ class DataParallelExecutorGroup:
             memory.take_turn(bound)
         if bound.rests and is_train:
             self._level_aux()
-        memory.ran = None
+        before, memory.ran = memory.ran, None
+        try:
+            self._feed_and_run(data_batch, is_train)
+        except ShapeError:
+            # Refused before anything was fed: what ran last can still be read.
+            memory.ran = before
+            raise
+        memory.ran, memory.ran_training = bound, is_train
+        if bound.rests and is_train:
+            self._spread_aux()
+
+    def _feed_and_run(self, data_batch: Any, is_train: bool) -> None:
+        """Raises ShapeError before anything is fed."""
+        bound = self._bound
         if isinstance(data_batch, list):
             self._feed_list(data_batch)
             bound.forward(is_train)
@@ -423,17 +438,9 @@ class DataParallelExecutorGroup:
             self.listed_rows = None
         else:
             label = getattr(data_batch, "label", None)
-            if len(data_batch.data) != len(bound.shapes.data):
-                raise ShapeError(
-                    f"the batch has {len(data_batch.data)} data array(s); expected {len(bound.shapes.data)}: "
-                    f"{self.data_names}"
-                )
             bound.feed_and_forward(data_batch.data, label if label and bound.shapes.label else None, is_train)
             self._read.ran(getattr(data_batch, "pad", 0) or 0, label)
             self.listed_rows = None
-        memory.ran, memory.ran_training = bound, is_train
-        if bound.rests and is_train:
-            self._spread_aux()
 
     def takes(self, data_batch: Any) -> bool:
         """Whether a batch can be fed to the current executors as it is."""
@@ -445,29 +452,39 @@ class DataParallelExecutorGroup:
                 f"the batch is a list of {len(batches)} and {len(self._bound.active)} contexts are bound; give one "
                 f"for each"
             )
+        plan = []
         for i, batch in zip(self._bound.active, batches):
-            self._copy_into(i, self.data_names, batch.data)
+            plan += self._copies(i, self.data_names, batch.data)
             if self.label_names and getattr(batch, "label", None):
-                self._copy_into(i, self.label_names, batch.label)
+                plan += self._copies(i, self.label_names, batch.label)
+        for source, target in plan:
+            source.copyto(target)
 
     def _feed_per_context(self, batch: Any, is_train: bool) -> None:
         shapes, label = self._bound.shapes, list(getattr(batch, "label", None) or ())
         some = any(label)
+        plan = []
         for at, i in enumerate(self._bound.active):
-            self._copy_into(i, [desc.name for desc in shapes.data[at]], batch.data[at])
+            plan += self._copies(i, [desc.name for desc in shapes.data[at]], batch.data[at])
             if some and label[at]:
-                self._copy_into(i, self._read.labels_on(at), label[at])
-            elif some and is_train:
+                plan += self._copies(i, self._read.labels_on(at), label[at])
+        for source, target in plan:
+            source.copyto(target)
+        for at, i in enumerate(self._bound.active):
+            if some and is_train and not label[at]:
                 # Others have labels: what an earlier batch left here must not be learnt again.
                 for name in self.label_names or ():
                     if name in self._bound.execs[i].arg_dict:
                         self._bound.execs[i].arg_dict[name][:] = 0
 
-    def _copy_into(self, i: int, names: Sequence[str], sources: Sequence[Any]) -> None:
-        table = self._bound.execs[i].arg_dict
+    def _copies(self, i: int, names: Sequence[str], sources: Sequence[Any]) -> list[tuple[Any, Any]]:
+        """(array of a batch, where it goes on context ``i``) for each. Raises ShapeError for one that does not fit."""
+        table, plan = self._bound.execs[i].arg_dict, []
         for name, source in zip(names, sources):
             if name in table:
-                as_array(source, table[name].dtype).copyto(table[name])
+                check_array(repr(name), source, table[name].shape, f" on {self.contexts[i]}")
+                plan.append((as_array(source, table[name].dtype), table[name]))
+        return plan
 
     def _settle_aux(self) -> None:
         """Wait until auxiliary states are what they will be.
@@ -508,9 +525,11 @@ class DataParallelExecutorGroup:
             raise NotReadyError(
                 "backward() needs forward(batch, is_train=True) before it; the last one was for inference"
             )
+        without = out_grads is None or (isinstance(out_grads, (list, tuple)) and not out_grads)
+        heads = [] if without else self._read.cut_out_grads(out_grads)
         if bound.rests:
             self._rest_gradients()
-        if out_grads is None or len(out_grads) == 0:
+        if without:
             try:
                 bound.backward_program.run()
             except mx.base.MXNetError as error:
@@ -519,8 +538,9 @@ class DataParallelExecutorGroup:
                     f"{self.output_names}: {binding.last_line(error)}"
                 ) from None
         else:
-            for i, grads in zip(bound.active, self._read.cut_out_grads(out_grads)):
+            for i, grads in zip(bound.active, heads):
                 bound.execs[i].backward(out_grads=grads)
+        self._memory.graded = bound
         if bound.rests:
             # Some operators, BatchNorm among them, update their running statistics in the backward pass.
             self._spread_aux()
@@ -580,9 +600,16 @@ class DataParallelExecutorGroup:
         """Gradients of the data arrays in the order of data_shapes, as arrays of their own; None for 'null'."""
         if not self.inputs_need_grad:
             raise NotReadyError("get_input_grads() needs bind(..., inputs_need_grad=True)")
-        bound = self._bound
+        bound, graded = self._bound, self._memory.graded
+        if graded is None:
+            raise NotReadyError("get_input_grads() needs backward() before it")
         results: list[Any] = []
         for k, name in enumerate(self.data_names):
+            if graded is not bound and self.grad_req[name] == "write":
+                raise StaleError(
+                    f"get_input_grads(): the last backward pass was of another bucket, shape or module "
+                    f"({graded.shapes.in_words()}), in the same memory; call backward() for this batch first"
+                )
             parts = [bound.execs[i].grad_dict[name] for i in bound.active]
             if parts[0] is None:
                 results.append(None if merge_multi_context else parts)
@@ -606,10 +633,14 @@ class DataParallelExecutorGroup:
         if (states is None) == (value is None):
             raise ValueError("set_states takes either states or value, and exactly one of them")
         if states is None:
+            if not isinstance(value, (int, float, np.number)):
+                raise TypeError(f"value is {type(value).__name__}; give a number, or arrays as states")
             for block in self.state_arrays:
                 for array in block:
                     array[:] = value
             return
+        if not isinstance(states, (list, tuple)):
+            raise DescriptionError(f"states is {type(states).__name__}; give a list with an array for each of {self.state_names}")
         if len(states) != len(self.state_names):
             raise ShapeError(
                 f"states has {len(states)} entries and there are {len(self.state_names)}: {self.state_names}"
@@ -619,17 +650,18 @@ class DataParallelExecutorGroup:
             targets = [block[i] for i in self._bound.active]
             if isinstance(given, (list, tuple)):
                 pieces = [given[i] for i in self._bound.active] if len(given) == len(block) else list(given)
+                if len(pieces) != len(targets):
+                    raise ShapeError(f"state {name!r} is given for {len(pieces)} context(s), expected {len(targets)}")
             else:
+                whole = (sum(target.shape[0] for target in targets), *targets[0].shape[1:])
+                check_array(f"state {name!r}", given, whole)
                 pieces, begin = [], 0
                 for target in targets:
                     pieces.append(given if len(targets) == 1 else given[begin : begin + target.shape[0]])
                     begin += target.shape[0]
             for piece, target in zip(pieces, targets):
-                if piece.shape != target.shape:
-                    raise ShapeError(
-                        f"state {name!r} on {target.context} has shape {target.shape}, given {piece.shape}"
-                    )
-                plan.append((piece, target))
+                check_array(f"state {name!r}", piece, target.shape, f" on {target.context}")
+                plan.append((as_array(piece, target.dtype), target))
         for piece, target in plan:
             if piece is not target:
                 piece.copyto(target)

@@ -10,6 +10,7 @@ import numpy as np
 
 from bucketlab._calls import OperatorCall, shape_question
 from bucketlab._engine import mx
+from bucketlab.errors import DescriptionError, ShapeError
 
 NDArray = mx.nd.NDArray
 
@@ -48,7 +49,7 @@ class InputFeed:
     def takes(self, source: Any) -> bool:
         """Whether an array has the bound shape. The ready calls are aimed at it, if it is one that they can read."""
         if type(source) is not NDArray:
-            return getattr(source, "shape", None) == self._shape
+            return is_array(source) and source.shape == self._shape
         handle = source.handle
         if not self._has_shape(handle):
             return False
@@ -57,6 +58,11 @@ class InputFeed:
                 slot[0] = handle.value
             self.aimed = source
         return True
+
+    def refuse(self, source: Any) -> None:
+        """Raise ShapeError for an array that it does not take."""
+        check_array(repr(self.name), source, self._shape)
+        raise DescriptionError(f"{self.name!r} is given as an array that cannot be read: {source!r}")
 
     def copy(self, source: Any) -> None:
         """Cut and copy with conversions of type, storage and context as needed; numpy arrays are taken too."""
@@ -70,6 +76,20 @@ class InputFeed:
                     else mx.nd.slice_axis(source, axis=self._axis, begin=begin, end=end)
                 )
             piece.copyto(array)
+
+
+def is_array(source: Any) -> bool:
+    """Whether something is an NDArray or a numpy array of numbers."""
+    return isinstance(source, NDArray) or (isinstance(source, np.ndarray) and source.dtype.kind in "biuf")
+
+
+def check_array(what: str, source: Any, shape: Sequence[int], where: str = "") -> None:
+    """Raise ShapeError for what is no array of this shape."""
+    if not is_array(source):
+        kind = f"an array of {source.dtype}" if isinstance(source, np.ndarray) else type(source).__name__
+        raise DescriptionError(f"{what}{where} is given as {kind}; expected an NDArray or a numpy array of numbers")
+    if tuple(source.shape) != tuple(shape):
+        raise ShapeError(f"{what}{where} is given with shape {tuple(source.shape)}, expected {tuple(shape)}")
 
 
 def as_array(source: Any, dtype: Any) -> Any:

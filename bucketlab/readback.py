@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bucketlab.bound import BoundShapes
-from bucketlab.errors import ShapeError
-from bucketlab.feeding import as_array
+from bucketlab.errors import DescriptionError, ShapeError
+from bucketlab.feeding import as_array, is_array
 from bucketlab.rows import RowAxis, check_rows
 
 
@@ -96,8 +96,10 @@ class Readback:
         ``labels``: the batch's labels, or with ``pre_sliced`` (and in the per-context form) one list for each context.
         """
         bound = self.bound
+        if labels is not None and not isinstance(labels, (list, tuple)):
+            raise DescriptionError(f"labels is {type(labels).__name__}; give a list of arrays, as batch.label is")
         cut = pre_sliced or bound.shapes.per_context
-        some = self._check_cut_labels(labels) if cut else bool(labels)
+        some = self._check_cut_labels(labels) if cut else any(label is not None for label in labels or ())
         for at, i in enumerate(bound.active):
             valid = self.valid_rows(i) if self.pad else None
             if valid == 0 or (some and cut and not labels[at]):
@@ -152,10 +154,9 @@ class Readback:
 
     def _labels_of(self, labels: Any, cut: bool, at: int, i: int) -> OrderedDict[str, Any]:
         bound, names = self.bound, self.labels_on(at)
-        if cut:
-            return OrderedDict(zip(names, labels[at]))
-        if len(bound.active) == 1:
-            return OrderedDict(zip(names, labels))
+        if cut or len(bound.active) == 1:
+            given = labels[at] if cut else labels
+            return OrderedDict((name, as_array(label, None)) for name, label in zip(names, given))
         table = bound.execs[i].arg_dict
         fed = labels is self.fed and self.label_names is not None
         shown = OrderedDict()
@@ -165,12 +166,14 @@ class Readback:
             elif axis < 0 or not bound.slices:
                 shown[name] = label
             else:
+                check_rows(label, RowAxis(axis), bound.shapes.rows or 0, f"label {name!r}")
                 shown[name] = RowAxis(axis).cut(as_array(label, None), bound.slices[i])
         return shown
 
     def cut_out_grads(self, out_grads: Any) -> list[list[Any]]:
         bound = self.bound
-        grads = list(out_grads) if isinstance(out_grads, (list, tuple)) else [out_grads]
+        given = out_grads if isinstance(out_grads, (list, tuple)) else [out_grads]
+        grads = [[_grad(one) for one in own] if isinstance(own, (list, tuple)) else _grad(own) for own in given]
         if bound.shapes.per_context and grads and isinstance(grads[0], (list, tuple)):
             return self._own_out_grads(grads)
         if len(grads) != len(self.output_names):
@@ -219,6 +222,12 @@ class Readback:
             [part.shape[max(where.axis, 0)] for part in parts]
             for parts, where in zip(self.bound.context_outputs, self.bound.row_axes)
         ]
+
+
+def _grad(given: Any) -> Any:
+    if not is_array(given):
+        raise DescriptionError(f"out_grads has {type(given).__name__}; expected an NDArray or a numpy array for each output")
+    return as_array(given, given.dtype)
 
 
 def merged(parts: Sequence[Any], where: RowAxis, what: str) -> Any:

@@ -60,8 +60,8 @@ def engine_settings(for_training: bool, working_memory: str = "shared") -> Itera
 class GroupMemory:
     """The arrays of each context, the groups that use them, and whose results lie in the working memory.
 
-    ``ran`` is what ran last: backward passes and outputs of anything else are stale. ``told`` are layers that a
-    warning has named already.
+    ``ran`` is what ran last: backward passes and outputs of anything else are stale. ``graded`` is what ran a backward
+    pass last. ``told`` are layers that a warning has named already.
     """
 
     def __init__(self, contexts: Sequence[ContextMemory], working_memory: str = "shared"):
@@ -72,6 +72,7 @@ class GroupMemory:
         self.groups: WeakSet[DataParallelExecutorGroup] = WeakSet()
         self.ran: BoundShapes | None = None
         self.ran_training = False
+        self.graded: BoundShapes | None = None
         self.told: set[str] = set()
         self.outdated: list[DataParallelExecutorGroup] = []
         self._appetite = 0

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from bucketlab._engine import mx
-from bucketlab.errors import ShapeError, SliceError
+from bucketlab.errors import DescriptionError, ShapeError, SliceError
+from bucketlab.feeding import check_array, is_array
 from bucketlab.module import cut
 from bucketlab.module.cut import described
 from bucketlab.shapes import BatchShapes, parse
@@ -25,14 +28,20 @@ def fitting(
     """
     if isinstance(batch, list):
         return cut.fitting_list(batch, group)
-    data = batch.data
+    data, label = getattr(batch, "data", None), getattr(batch, "label", None)
+    if not isinstance(data, (list, tuple)) or not (label is None or isinstance(label, (list, tuple))):
+        raise DescriptionError(_no_batch(batch, data, label, data_names))
     if data and group.takes(batch):
         return batch, None
-    if data is None or len(data) == 0:
+    if not data:
         raise ShapeError(f"the batch has no data arrays; expected {list(data_names)}")
+    if label and all(one is None for one in label):
+        batch, label = _with(batch, data, None), None
     if cut.is_cut(data, "data"):
         return cut.fitting(batch, group, data_names, label_names, labels_too)
     shapes = group._bound.shapes
+    _check_arrays("data", data, data_names)
+    _check_arrays("label", label or (), label_names)
     if shapes.per_context:
         return batch, _flat_shapes(batch, data_names, label_names, None)
     if len(data) != len(shapes.data):
@@ -75,6 +84,38 @@ def check_announced(sources: Iterable[Any], workload: Sequence[float], split: st
                 raise SliceError(f"bucket {bucket!r}: {error}") from None
 
 
+def _no_batch(batch: Any, data: Any, label: Any, data_names: Sequence[str]) -> str:
+    """Why something is no batch, and what would be one."""
+    if batch is None or (data is None and not hasattr(batch, "data")) or isinstance(batch, np.ndarray):
+        found = f"the batch is {type(batch).__name__}"
+    elif not isinstance(data, (list, tuple)):
+        found = f"the batch's data is {type(data).__name__}"
+    else:
+        found = f"the batch's label is {type(label).__name__}"
+    return f"{found}; give a DataBatch whose data is a list of arrays for {list(data_names)}, and whose label is a list too"
+
+
+def _with(batch: Any, data: Any, label: Any) -> Any:
+    """A batch with other lists of arrays, and all else of the one given."""
+    made = DataBatch(
+        data,
+        label,
+        pad=getattr(batch, "pad", None),
+        index=getattr(batch, "index", None),
+        bucket_key=getattr(batch, "bucket_key", None),
+    )
+    made.provide_data = getattr(batch, "provide_data", None)
+    made.provide_label = getattr(batch, "provide_label", None) if label else None
+    return made
+
+
+def _check_arrays(kind: str, arrays: Sequence[Any], names: Sequence[str]) -> None:
+    """Refuse what is no array of numbers."""
+    for at, array in enumerate(arrays):
+        if not is_array(array):
+            check_array(repr(names[at]) if at < len(names) else f"{kind}[{at}]", array, ())
+
+
 def _names(provided: Any) -> list[str]:
     return [entry[0] for entry in provided]
 
@@ -87,12 +128,10 @@ def _in_order(batch: Any, shapes: BatchShapes) -> Any:
     label_order = _order(getattr(batch, "provide_label", None), bound_labels, "label", label) if label else None
     if data_order is None and label_order is None:
         return batch
-    moved = DataBatch(
+    moved = _with(
+        batch,
         [data[i] for i in data_order] if data_order else data,
         [label[i] for i in label_order] if label_order and label else label,
-        pad=getattr(batch, "pad", None),
-        index=getattr(batch, "index", None),
-        bucket_key=getattr(batch, "bucket_key", None),
     )
     moved.provide_data = _moved(getattr(batch, "provide_data", None), data_order)
     moved.provide_label = _moved(getattr(batch, "provide_label", None), label_order)

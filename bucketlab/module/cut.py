@@ -7,6 +7,7 @@ from typing import Any
 
 from bucketlab._engine import mx
 from bucketlab.errors import ShapeError
+from bucketlab.feeding import check_array, is_array
 from bucketlab.shapes import BOTH_FORMS, BatchShapes, DataDesc, describe, parse
 
 DataBatch = mx.io.DataBatch
@@ -26,11 +27,16 @@ def is_cut(arrays: Any, kind: str) -> bool:
 def _shape_or_list(entry: Any) -> Any:
     if entry is None:
         return None
-    return [_shape_or_list(one) for one in entry] if isinstance(entry, (list, tuple)) else tuple(entry.shape)
+    if isinstance(entry, (list, tuple)):
+        return [_shape_or_list(one) for one in entry]
+    return tuple(entry.shape) if hasattr(entry, "shape") else entry
 
 
 def described(arrays: Sequence[Any], provided: Any, bound: Any, names: Sequence[str], kind: str) -> list[Any]:
     """Descriptions with the arrays' own shapes; names, types and layouts from the batch, else as bound."""
+    for at, array in enumerate(arrays):
+        if not is_array(array):
+            check_array(repr(names[at]) if at < len(names) else f"{kind}[{at}]", array, ())
     if provided and len(provided) == len(arrays):
         like = [describe(entry, f"provide_{kind}") for entry in provided]
     elif bound and len(bound) == len(arrays):
@@ -154,7 +160,7 @@ def fitting_list(batches: list[Any], group: Any) -> tuple[list[Any], BatchShapes
     for i, batch in enumerate(batches):
         if not getattr(batch, "data", None):
             raise ShapeError(f"entry {i} of the list of batches has no data arrays; expected {group.data_names}")
-    given = [[tuple(array.shape) for array in batch.data] for batch in batches]
+    given = [[tuple(getattr(array, "shape", ())) for array in batch.data] for batch in batches]
     held = [[group.execs[i].arg_dict[name].shape for name in group.data_names] for i in group._bound.active]
     if given == held:
         return batches, None
