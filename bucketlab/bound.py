@@ -51,7 +51,9 @@ class BoundShapes:
         This is looked at for every batch, so it reads as little as it can; whatever is not plain is told apart by
         others.
         """
-        data, label = batch.data, getattr(batch, "label", None)
+        data, label = getattr(batch, "data", None), getattr(batch, "label", None)
+        if not isinstance(data, (list, tuple)) or not (label is None or isinstance(label, (list, tuple))):
+            return False
         if not data or len(data) != len(self._data) or (label and len(label) != len(self._label)):
             return False
         for feed, source in zip(self.data_feeds, data):

@@ -640,7 +640,9 @@ class DataParallelExecutorGroup:
                     array[:] = value
             return
         if not isinstance(states, (list, tuple)):
-            raise DescriptionError(f"states is {type(states).__name__}; give a list with an array for each of {self.state_names}")
+            raise DescriptionError(
+                f"states is {type(states).__name__}; give a list with an array for each of {self.state_names}"
+            )
         if len(states) != len(self.state_names):
             raise ShapeError(
                 f"states has {len(states)} entries and there are {len(self.state_names)}: {self.state_names}"

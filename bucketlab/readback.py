@@ -173,7 +173,9 @@ class Readback:
     def cut_out_grads(self, out_grads: Any) -> list[list[Any]]:
         bound = self.bound
         given = out_grads if isinstance(out_grads, (list, tuple)) else [out_grads]
-        grads = [[_grad(one) for one in own] if isinstance(own, (list, tuple)) else _grad(own) for own in given]
+        grads: list[Any] = [
+            [_grad(one) for one in own] if isinstance(own, (list, tuple)) else _grad(own) for own in given
+        ]
         if bound.shapes.per_context and grads and isinstance(grads[0], (list, tuple)):
             return self._own_out_grads(grads)
         if len(grads) != len(self.output_names):
@@ -226,7 +228,8 @@ class Readback:
 
 def _grad(given: Any) -> Any:
     if not is_array(given):
-        raise DescriptionError(f"out_grads has {type(given).__name__}; expected an NDArray or a numpy array for each output")
+        kind = type(given).__name__
+        raise DescriptionError(f"out_grads has {kind}; expected an NDArray or a numpy array for each output")
     return as_array(given, given.dtype)
 
 

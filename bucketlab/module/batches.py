@@ -92,7 +92,7 @@ def _no_batch(batch: Any, data: Any, label: Any, data_names: Sequence[str]) -> s
         found = f"the batch's data is {type(data).__name__}"
     else:
         found = f"the batch's label is {type(label).__name__}"
-    return f"{found}; give a DataBatch whose data is a list of arrays for {list(data_names)}, and whose label is a list too"
+    return f"{found}; give a DataBatch whose data is a list of arrays for {list(data_names)}, and a list as its label"
 
 
 def _with(batch: Any, data: Any, label: Any) -> Any:
