@@ -531,14 +531,19 @@ class Module(BaseModule):
         Arrays are fed by the names in ``provide_data`` where the batch has them. Raises ShapeError naming the array,
         and leaves the module as it was.
         """
-        self._require("forward()")
-        tokens = self._tokens_to_learn(data_batch, is_train)
-        batch, shapes = batches.fitting(data_batch, self._exec_group, self._data_names, self._label_names)
-        if shapes is not None:
-            self._reshape(shapes)
+        # What is spelled out here and in update(), though there are methods for it, is a tenth of a small net's step.
+        if not (self.binded and self.params_initialized):
+            self._require("forward()")
+        tokens = self._tokens_to_learn(data_batch, is_train) if self._tokens is not None else 0
+        batch, group = data_batch, self._exec_group
+        if isinstance(batch, list) or not group.takes(batch):
+            batch, shapes = batches.fitting(batch, group, self._data_names, self._label_names)
+            if shapes is not None:
+                self._reshape(shapes)
         self._run(batch, is_train)
         self._batch_tokens = tokens
-        self._notify("forward", data_batch)
+        if self._observer is not None:
+            self._notify("forward", data_batch)
 
     def _tokens_to_learn(self, batch: Any, is_train: bool | None) -> int:
         """Tokens that the gradients of a batch will be sums over; 0 where none are asked for."""
@@ -558,19 +563,22 @@ class Module(BaseModule):
 
     def backward(self, out_grads: Any = None) -> None:
         """Gradients of the last training batch; ``out_grads`` for outputs that come from no loss."""
-        self._require("backward()")
+        if not (self.binded and self.params_initialized):
+            self._require("backward()")
         self._exec_group.backward(out_grads=out_grads)
         if self._tokens is not None:
             self._tokens.ran(self._batch_tokens, "add" in self._requests())
 
     def update(self) -> None:
         """One step of the optimizer with the gradients at hand."""
-        self._require("update()", optimizer=True)
+        if not (self.binded and self.params_initialized and self.optimizer_initialized):
+            self._require("update()", optimizer=True)
         self._params_dirty = True
         if self._scale is not None:
             self._scale.follow(self._rows() if self._tokens is None else self._tokens.spend())
         self._update.step(self._exec_group.trained_names)
-        self._notify("update", None)
+        if self._observer is not None:
+            self._notify("update", None)
 
     def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
         """Outputs of the last forward pass, as arrays that stay what they are."""

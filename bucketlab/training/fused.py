@@ -24,6 +24,9 @@ from bucketlab.training.states import FlatStates, Updater, check_state, copy_sta
 ROUTING = ("multi_precision", "param_dict", "aggregate_num")
 """Settings of an optimizer that decide which parameters can be fused at all."""
 
+RATE = 2
+"""Where settings begin that are no learning rate: that one may change with every step."""
+
 ATTRIBUTES = ("rescale_grad", "clip_gradient")
 """Settings that every kernel call takes as they are."""
 
@@ -86,13 +89,13 @@ class FusedStep:
             self._sums += calls
             self._totals.append(total)
         self._copies = [call for hull in self._hulls for call in hull.copy_calls()]
-        self._read = attrgetter(*ROUTING, *family.watched, *ATTRIBUTES, *RANGES)
+        self._read = attrgetter("lr_scheduler", "lr", *ROUTING, *family.watched, *ATTRIBUTES, *RANGES)
         self._routing = attrgetter(*ROUTING)(self._optimizer)
         self._count_on(exchange, [store.context.device_id for store in stores])
         self._settings: tuple[Any, ...] | None = None
         self._states_version = -1
         self._lr: Any = None
-        self._even = self._rated = False
+        self._even = self._rated = self._steady = False
         self._kernels: list[Kernel] = []
         self._runs: list[Run] = []
         self._calls: dict[tuple[int, int, int], tuple[str, OperatorCall]] = {}
@@ -119,19 +122,48 @@ class FusedStep:
 
         False, with nothing done, if the optimizer has changed in what decides which parameters are fused.
         """
+        if not (self._goes_on() or self._prepared()):
+            return False
+        self.program.run()
+        return True
+
+    def _goes_on(self) -> bool:
+        """Get ready for a step that has the settings of the last one and the next number; False for any other."""
+        if not self._steady:
+            return False
+        try:
+            before = self._counts_of(self._counts)
+        except KeyError:
+            return False
+        count = before[0] + 1
+        if (
+            before.count(before[0]) < len(before)
+            or self._read(self._optimizer) != self._settings
+            or self._updater.states.version != self._states_version
+        ):
+            return False
+        for counter, keys in self._counters:
+            counter.values.update(dict.fromkeys(keys, count))
+        self._totals_counted.values["num_update"] = max(self._optimizer.num_update, count)
+        return True
+
+    def _prepared(self) -> bool:
+        """Get ready for any step; False if other parameters are to be fused."""
         optimizer = self._optimizer
+        self._steady = False
         count, updates, counts = self._next_counts(optimizer)
         scheduler = optimizer.lr_scheduler
         lr = optimizer.lr
         if scheduler is not None:
             lr = None if count is None else scheduler(updates)
         settings = self._read(optimizer)
+        known = self._settings
         # One learning rate and one update number for all, or neither of them matters.
         even = count is not None or (scheduler is None and not self._rated)
-        if settings != self._settings or not (even and self._even) or self._states_changed:
-            if settings[: len(ROUTING)] != self._routing:
+        if known is None or settings[RATE:] != known[RATE:] or not (even and self._even) or self._states_changed:
+            if settings[RATE : RATE + len(ROUTING)] != self._routing:
                 return False
-            known, self._settings = self._settings, None
+            self._settings = None
             self._choose_kernels()
             same_ranges = known is not None and known[-len(RANGES) :] == settings[-len(RANGES) :]
             if not (same_ranges and even and self._even):
@@ -141,10 +173,12 @@ class FusedStep:
                 self._set_rates(lr, counts[0])
             self._make_program()
             self._settings = (*settings[:-2], *map(dict, settings[-2:]))
-        elif lr != self._lr or self._rated:
-            self._set_rates(lr, counts[0])
+        else:
+            if lr != self._lr or self._rated:
+                self._set_rates(lr, counts[0])
+            self._settings = (*settings[:RATE], *known[RATE:])
         self._lr = lr
-        self.program.run()
+        self._steady = self._even and count is not None and scheduler is None and not self._rated
         return True
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ from bucketlab.training.ranges import flat_names
 from bucketlab.training.states import FlatStates, Updater, state_arrays
 
 DECAYED = ("_weight", "_gamma")
+_version = attrgetter("version")
 
 
 class Plan(NamedTuple):
@@ -77,6 +79,7 @@ class Update:
         self._scratch = Scratch()
         self._flat_states = FlatStates()
         self._plans: dict[Any, Plan] = {}
+        self._last: tuple[Any, Any, Plan | None] = (None, None, None)
         self._versions = self._store_versions()
         contexts = [store.context for store in stores]
         self.updater = Updater(optimizer, exchange, self._names, stores[0].weights, contexts)
@@ -155,7 +158,7 @@ class Update:
                     optimizer.lr_mult[name] = float(own["__lr_mult__"])
                 if "__wd_mult__" in own:
                     optimizer.wd_mult[name] = float(own["__wd_mult__"])
-        self._plans.clear()
+        self._drop_plans()
         if self.kvstore is not None:
             self._introduce(new, arg_params or {})
 
@@ -166,9 +169,13 @@ class Update:
         """
         if self.updater.optimizer is not self._planned_for or self._versions != self._store_versions():
             self._forget_plans()
-        plan = self._plans.get((names, active))
+        last = self._last
+        # A module hands in the same tuple every time: to know it again is cheaper than to find its plan by many names.
+        plan = last[2] if last[0] is names and last[1] == active else self._plans.get((names, active))
         while plan is None or not plan.run():
             plan = self._plans[names, active] = self._plan(names, active)
+        if plan is not last[2]:
+            self._last = (names, active, plan)
         if plan.unpulled:
             self.unpulled.update(plan.unpulled)
 
@@ -227,20 +234,24 @@ class Update:
 
     def release_buffers(self) -> None:
         """Let go of what is made again when needed: plans and the arrays that gradients are summed in."""
-        self._plans.clear()
+        self._drop_plans()
         self._scratch.clear()
 
     def _keys(self, name: str) -> tuple[Any, ...]:
         return self._exchange.keys(name, self._positions[name])
 
     def _store_versions(self) -> list[int]:
-        return [store.version for store in self._stores]
+        return list(map(_version, self._stores))
+
+    def _drop_plans(self) -> None:
+        self._plans.clear()
+        self._last = (None, None, None)
 
     def _forget_plans(self) -> None:
         if self.updater.optimizer is not self._planned_for:
             self._planned_for = self.updater.optimizer
             self._flat_states = FlatStates()
-        self._plans.clear()
+        self._drop_plans()
         self._versions = self._store_versions()
 
     def _plan(self, names: tuple[str, ...], active: tuple[int, ...] | None) -> Plan:
