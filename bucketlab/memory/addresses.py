@@ -20,7 +20,7 @@ import numpy as np
 from bucketlab._engine import mx
 from bucketlab.memory.reading import Reader
 
-__all__ = ["Layout", "Place", "Places", "Span", "Watch", "aside_bytes", "join", "places", "pool_places"]
+__all__ = ["Layout", "Place", "Places", "Span", "Watch", "aside_bytes", "join", "places", "pool_lengths", "pool_places"]
 
 _NDARRAY_BYTES = 224
 _NDARRAY = np.dtype(
@@ -387,6 +387,19 @@ def pool_places(executors: Sequence[Any], proved: Layout) -> tuple[Places, list[
         found, nbytes=found.block_bytes, span_bytes=found.block_bytes, offset=np.zeros_like(found.offset)
     )
     return whole, counts
+
+
+def pool_lengths(executors: Sequence[Any], proved: Layout) -> list[int]:
+    """How many entries each executor's pool lists: it grows when others add blocks to it, and in no other way.
+
+    -1 where it cannot be read.
+    """
+    if not proved.dense or not executors:
+        return [-1] * len(executors)
+    handles = np.fromiter((executor.handle.value for executor in executors), np.uint64, len(executors))
+    heads, read = Reader().gather(handles + np.uint64(_VECTORS_AT + 24), 16)
+    begin, end = heads.view("<i8").reshape(-1, 2).T
+    return np.where(read, (end - begin) // _NDARRAY_BYTES, -1).tolist()  # type: ignore[no-any-return]
 
 
 def _belong(executor: Any, planned: set[int], outputs: np.ndarray, reader: Reader) -> bool:

@@ -56,6 +56,9 @@ class ArrayRecord(NamedTuple):
         return plain
 
 
+_READINGS = 3
+"""How often memory is read at most, while the engine gives it to what it had promised it to."""
+
 # Thousands are made for one snapshot, by a C loop.
 _new_record = partial(tuple.__new__, ArrayRecord)
 
@@ -159,8 +162,13 @@ def take(
     """A snapshot of arrays and pools that were collected before; ``proved`` is what :func:`layout` found."""
     proved = layout() if proved is None else proved
     notes = []
-    working, counts = pool_places([pool.executor for pool in pools], proved)
-    table = join([places([entry.array for entry in arrays], proved), working])
+    executors = [pool.executor for pool in pools]
+    for _ in range(_READINGS):
+        working, counts = pool_places(executors, proved)
+        table = join([places([entry.array for entry in arrays], proved), working])
+        # An array that gets its memory between the two readings would count besides the block that holds it.
+        if not Watch(table).changed():
+            break
     blocks = [
         (pool.bucket, pool.context_index, "pool", f"block{i}")
         for pool, count in zip(pools, counts)

@@ -3,14 +3,18 @@
 from bucketlab.record.events import EpochEvent, Event, MetricEvent, StepEvent, StructureEvent
 from bucketlab.record.recorder import Recorder
 from bucketlab.record.summary import BucketTotals, RunSummary
+from bucketlab.record.timeline import Growth, Timeline, timeline
 
 __all__ = [
     "BucketTotals",
     "EpochEvent",
     "Event",
+    "Growth",
     "MetricEvent",
     "Recorder",
     "RunSummary",
     "StepEvent",
     "StructureEvent",
+    "Timeline",
+    "timeline",
 ]

@@ -8,10 +8,13 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Any
 
+from bucketlab.memory.ledger import Ledger
 from bucketlab.record.attach import attach
 from bucketlab.record.batches import BatchFacts, batch_facts
 from bucketlab.record.events import EpochEvent, Event, MetricEvent, StepEvent, StructureEvent
+from bucketlab.record.growth import MemoryWatch
 from bucketlab.record.summary import Accumulator, RunSummary
+from bucketlab.record.timeline import Timeline
 
 __all__ = ["Recorder"]
 
@@ -59,6 +62,7 @@ class Recorder:
         self._metric: Any = None
         self._metric_due = 0.0
         self._recent: deque[StepEvent] = deque(maxlen=64)
+        self._watch = MemoryWatch(module, history)
         self._detach = attach(module, self._observe)
 
     # What is kept
@@ -115,6 +119,16 @@ class Recorder:
             buckets.setdefault(step.bucket, Accumulator(step.bucket)).add(step)
         return RunSummary(self._epochs_done, total.totals(), tuple(b.totals() for b in buckets.values()), values)
 
+    def timeline(self) -> Timeline:
+        """What binds, reshapes and first uses added to the module's memory, and in which step."""
+        with self._lock:
+            return self._watch.timeline()
+
+    @property
+    def ledger(self) -> Ledger:
+        """The module's memory as it was read last: at the end of an epoch, or when its structure changed."""
+        return self._watch.ledger
+
     def to_dict(self) -> dict[str, Any]:
         """Everything kept, as plain data."""
         return {
@@ -123,6 +137,7 @@ class Recorder:
             "metrics": [event.to_dict() for event in self.metrics],
             "epochs": [event.to_dict() for event in self.epochs],
             "structure": [event.to_dict() for event in self.structure],
+            "timeline": self.timeline().to_dict(),
         }
 
     def __repr__(self) -> str:
@@ -162,13 +177,16 @@ class Recorder:
                 # Before the first step came binding, or the validation of the epoch before: not this step's
                 # time.
                 self._mark, self._bound = time.perf_counter(), False
+            self._watch.forward(getattr(detail, "bucket_key", None), self._total.steps + 1)
         elif kind == "batch":
             self._batch = detail
+            self._watch.forward(getattr(detail, "bucket_key", None), self._total.steps + 1)
         elif kind == "clock":
             self._mark, self._fresh = time.perf_counter(), False
         elif kind == "update":
             self._pending = _UNKNOWN if self._batch is None else batch_facts(self._batch)
             self._batch = None
+            self._watch.updated()
         elif kind == "metric":
             self._metric = detail
         elif kind == "step":
@@ -178,9 +196,13 @@ class Recorder:
             if kind != "switch":
                 self._bound = True
             self._emit(self._structure, StructureEvent(self._total.steps, kind, detail))
+            self._watch.structure(kind, detail, self._next_step)
+        elif kind == "release":
+            self._watch.structure(kind, detail, self._next_step)
         elif kind == "epoch":
             self._finish_pending()
             self._end_epoch(detail)
+            self._watch.keep_ledger()
         elif kind == "paused":
             if self._mark is not None:
                 self._mark += detail
@@ -188,6 +210,12 @@ class Recorder:
             self._begin()
         elif kind == "end":
             self._read_metric()
+
+    @property
+    def _next_step(self) -> int:
+        """The step that comes next; 0 while there was none: what is bound then serves all."""
+        done = self._total.steps + (self._pending is not None)
+        return done + 1 if done else 0
 
     def _begin(self) -> None:
         """A new ``fit``: nothing left of an earlier one counts into its first epoch."""
