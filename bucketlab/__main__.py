@@ -1,4 +1,4 @@
-"""The command line: ``bucketlab demo`` and ``bucketlab lab``."""
+"""The command line: ``bucketlab demo``, ``bucketlab lab`` and ``bucketlab run``."""
 
 from __future__ import annotations
 
@@ -56,6 +56,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     lab.add_argument("--folder", type=Path, help="work here; copies in what it lacks")
     lab.set_defaults(run=_lab)
+
+    run = commands.add_parser(
+        "run",
+        help="run a script that imports mxnet on bucketlab's classes, and write a report",
+        description="Runs a Python script as `python SCRIPT` does, with bucketlab's classes in the place of "
+        "mx.mod's, and writes a report of what it did. It ends with the script's own exit status.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    run.add_argument("--report", type=Path, default=Path("bucketlab-report.html"), help="the page to write")
+    run.add_argument("script", type=Path, metavar="SCRIPT", help="the script")
+    run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments")
+    run.set_defaults(run=_run)
     return parser
 
 
@@ -77,6 +89,15 @@ def _lab(given: argparse.Namespace) -> int:
     from bucketlab.notebooks import open_lab
 
     return open_lab(given.folder, given.rest)
+
+
+def _run(given: argparse.Namespace) -> int:
+    from bucketlab.runner import end_like_python, run_script
+
+    finish = end_like_python()
+    run = run_script(given.script, given.args, given.report)
+    print(f"bucketlab run: report: {run.report}", file=sys.stderr)
+    return finish(run)
 
 
 def _count(text: str) -> int:
