@@ -155,8 +155,8 @@ class Readback:
     def _labels_of(self, labels: Any, cut: bool, at: int, i: int) -> OrderedDict[str, Any]:
         bound, names = self.bound, self.labels_on(at)
         if cut or len(bound.active) == 1:
-            given = labels[at] if cut else labels
-            return OrderedDict((name, as_array(label, None)) for name, label in zip(names, given))
+            own = labels[at] if cut else labels
+            return OrderedDict((name, as_array(label, None)) for name, label in zip(names, own))
         table = bound.execs[i].arg_dict
         fed = labels is self.fed and self.label_names is not None
         shown = OrderedDict()
@@ -186,8 +186,11 @@ class Readback:
         cut: list[list[Any]] = [[] for _ in bound.active]
         for k, (grad, where) in enumerate(zip(grads, bound.row_axes)):
             begin = 0
-            if len(bound.active) > 1 and where.axis >= 0 and not bound.shapes.per_context:
-                check_rows(grad, where, bound.shapes.rows or 0, f"out_grads for output {self.output_names[k]!r}")
+            what = f"out_grads for output {self.output_names[k]!r}"
+            if len(bound.active) > 1 and where.axis >= 0 and bound.shapes.per_context:
+                check_rows(grad, RowAxis(where.axis), sum(counts[k]), what)
+            elif len(bound.active) > 1 and where.axis >= 0:
+                check_rows(grad, where, bound.shapes.rows or 0, what)
             for at, i in enumerate(bound.active):
                 if len(bound.active) == 1:
                     part = grad
@@ -199,7 +202,7 @@ class Readback:
                 expected = bound.execs[i].outputs[k].shape
                 if part.shape != expected:
                     raise ShapeError(
-                        f"out_grads for output {self.output_names[k]!r} has shape {grad.shape}; {self.contexts[i]} "
+                        f"{what} has shape {grad.shape}; {self.contexts[i]} "
                         f"expected {expected} of it and would get {part.shape}"
                     )
                 cut[at].append(part.as_in_context(self.contexts[i]))
@@ -213,8 +216,7 @@ class Readback:
         if given != expected:
             raise ShapeError(
                 f"out_grads has shapes {given} by context; expected {expected}, one list for each context that ran "
-                f"with "
-                f"an array for each of {self.output_names}"
+                f"with an array for each of {self.output_names}"
             )
         return [[grad.as_in_context(self.contexts[i]) for grad in one] for i, one in zip(bound.active, grads)]
 

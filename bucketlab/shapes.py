@@ -66,7 +66,10 @@ def _is_description(entry: Any) -> bool:
 
 def is_per_context(shapes: Any, argument: str = "data_shapes") -> bool:
     """Whether ``shapes`` has one list for every context. Raises ShapeError when it mixes both forms."""
-    entries = list(shapes)
+    try:
+        entries = list(shapes)
+    except TypeError:
+        raise DescriptionError(f"{argument} is {shapes!r}; {BOTH_FORMS}") from None
     flat = [_is_description(entry) for entry in entries]
     if any(flat):
         if not all(flat):

@@ -73,9 +73,13 @@ class Limits:
         for where, given, limits in self._compared(shapes, workload):
             for desc in given:
                 limit = limits.get(desc.name)
-                if limit is None or (
-                    len(limit) == len(desc.shape) and all(size <= most for size, most in zip(desc.shape, limit))
-                ):
+                if limit is None:
+                    continue
+                if len(limit) != len(desc.shape):
+                    raise ShapeError(
+                        f"{desc.name!r}{where} has shape {desc.shape} and the maximum {limit}; give as many axes"
+                    )
+                if all(size <= most for size, most in zip(desc.shape, limit)):
                     continue
                 found.append(f"{desc.name!r}{where} has shape {desc.shape}, above the maximum {limit}")
         return found

@@ -57,8 +57,8 @@ class MutableModule(BaseModule):
         keep: int | None = None,
     ):
         super().__init__(logger=logger)
-        if keep is not None and keep < 1:
-            raise ValueError(f"keep is {keep}; give the number of shapes to keep bound, at least 1, or None for all")
+        if keep is not None and (not isinstance(keep, int) or keep < 1):
+            raise ValueError(f"keep is {keep!r}; give the number of shapes to keep bound, at least 1, or None for all")
         self._symbol = symbol
         inputs = {*(data_names or ()), *(label_names or ()), *(state_names or ())}
         parameters = [name for name in symbol.list_arguments() if name not in inputs]
@@ -389,6 +389,8 @@ def _containing(parameters: Sequence[str], prefixes: Iterable[str]) -> list[str]
     """The parameters whose names contain one of the prefixes; a prefix that none contains is warned of."""
     fixed: list[str] = []
     for prefix in prefixes:
+        if not isinstance(prefix, str):
+            raise TypeError(f"fixed_param_prefix has {prefix!r}; expected strings, parts of parameters' names")
         found = [name for name in parameters if prefix in name]
         if not found:
             warnings.warn(

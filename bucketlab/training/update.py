@@ -7,6 +7,7 @@ others through mxnet's Updater or a kvstore.
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -194,7 +195,12 @@ class Update:
         """Read optimizer states that this class or mx.mod has saved."""
         self._refuse_remote("load")
         with open(fname, "rb") as file:
-            self.updater.set_states(file.read())
+            content = file.read()
+        try:
+            self.updater.set_states(content)
+        except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError) as error:
+            # What unpickling raises for bytes that are something else.
+            raise ValueError(f"{fname!r} holds no optimizer states: {error}") from error
 
     def pull_rows(self, row_ids: Mapping[str, Any]) -> None:
         """Bring these rows of row_sparse weights from the kvstore to every context, before a forward pass."""

@@ -153,6 +153,8 @@ def test_keep_limits_the_shapes_that_stay_bound_and_not_what_comes_out():
     assert len(other._curr_module._exec_group._bounds) == 6
     with pytest.raises(ValueError, match="keep is 0; give the number of shapes to keep bound"):
         make(keep=0)
+    with pytest.raises(ValueError, match="keep is 'few'"):
+        make(keep="few")
 
 
 # ---------------------------------------------------------------------- the maximum
@@ -171,6 +173,10 @@ def test_a_batch_above_the_maximum_is_refused_by_name_and_nothing_changes():
         with pytest.raises(ShapeError, match=too_large + ".*grow=True"):
             refused()
         assert made.data_shapes == shapes
+    with pytest.raises(
+        ShapeError, match=r"'data' for context 0 has shape \(2, 3\) and the maximum .*; give as many axes"
+    ):
+        made.forward(mx.io.DataBatch([[mx.nd.ones((2, 3))]], [[mx.nd.ones(2)]]))
     with pytest.raises(ShapeError, match=r"'softmax_label' for context 0 has shape \(4,\), above the maximum \(3,\)"):
         made.forward(cut_batch([(4, 4, 4), (1, 4, 4)]))
     fresh = MutableModule(images(), ["data"], ["softmax_label"], context=TWO, max_data_shapes=[("data", MOST[:1] * 4)])
@@ -210,6 +216,7 @@ def test_the_maximum_grows_when_asked_to(caplog):
             {"max_data_shapes": [("date", (1, 2))]},
             r"max_data_shapes names \['date'\]; the module's data",
         ),
+        ({"max_data_shapes": 5}, "max_data_shapes is 5; give either one list for all contexts"),
         ({"max_data_shapes": [[("data", (1, 2))]] * 3}, r"lists for 3 context\(s\) and there are 2"),
         ({"max_data_shapes": [("data", (1, 2)), [("data", (1, 2))]]}, "max_data_shapes mixes two forms"),
         ({"max_label_shapes": [("softmax_label", (0,))]}, r"max_label_shapes: 'softmax_label' has shape \(0,\)"),
@@ -267,6 +274,8 @@ def test_a_parameter_is_fixed_when_its_name_contains_a_prefix():
     assert made._curr_module._exec_group.execs[0].grad_dict["conv_weight"] is None
     with pytest.warns(UserWarning, match="fixed_param_prefix has 'res5', which no parameter's name contains; known:"):
         make(fixed_param_prefix=["conv", "res5"])
+    with pytest.raises(TypeError, match="fixed_param_prefix has 5; expected strings"):
+        make(fixed_param_prefix=[5])
 
 
 # ---------------------------------------------------------------------- fit, states, checkpoints
@@ -332,6 +341,9 @@ def test_fit_with_validation_callbacks_and_a_state_to_go_on_from(tmp_path):
         np.testing.assert_allclose(loaded.get_params()[0][name].asnumpy(), value.asnumpy(), err_msg=name, **CLOSE)
     with pytest.raises(FileNotFoundError, match=r"gone\.states"):
         fitted(tmp_path, 1, state=str(tmp_path / "gone.states"))
+    (tmp_path / "other.states").write_text("something else")
+    with pytest.raises(ValueError, match=r"other\.states' holds no optimizer states"):
+        fitted(tmp_path, 1, state=str(tmp_path / "other.states"))
 
 
 def test_predict_and_score_equal_a_plain_module():

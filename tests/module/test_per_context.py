@@ -163,6 +163,20 @@ def test_gradients_of_inputs_and_gradients_from_outside_have_the_form_of_the_bat
         made.backward([[mx.nd.ones(shapes[0])]])
 
 
+def test_gradients_from_outside_may_be_joined_as_outputs_are():
+    symbol = mx.sym.Pooling(mx.sym.Variable("data"), global_pool=True, kernel=(1, 1), pool_type="avg", name="pool")
+    made = Module(symbol, context=TWO, label_names=None)
+    made.bind(cut_shapes(SIZES)[0], inputs_need_grad=True)
+    made.init_params()
+    made.forward(cut_batch(SIZES, labels=False), is_train=True)
+    outside = mx.nd.array(np.arange(1, 6).reshape(5, 1, 1, 1))
+    made.backward([outside])
+    grads = made.get_input_grads(merge_multi_context=False)[0]
+    assert [grad.asnumpy()[:, 0].sum((1, 2)).round(4).tolist() for grad in grads] == [[1, 2], [3, 4, 5]]
+    with pytest.raises(ShapeError, match=r"'pool_output' has shape \(4, 1, 1, 1\); expected 5 entries on axis 0"):
+        made.backward([outside[:4]])
+
+
 def test_outputs_that_do_not_join_are_predicted_by_context():
     symbol = mx.sym.Activation(mx.sym.Variable("data"), act_type="relu", name="act")
     made = Module(symbol, context=TWO, label_names=None)
