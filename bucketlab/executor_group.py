@@ -385,16 +385,17 @@ class DataParallelExecutorGroup:
         return arguments, {name: [e.aux_dict[name] for e in self.execs] for name in self.aux_names}
 
     def get_params(self, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]) -> None:
-        """Write the mean over contexts of every parameter and auxiliary state into the host arrays that are given."""
-        self._settle_aux()
-        for names, table, host in (
-            (self.held_names, self.param_arrays, arg_params),
-            (self.aux_names, self.aux_arrays, aux_params),
-        ):
-            for name, block in zip(names, table):
-                if name not in host:
-                    continue
-                _mean(block).astype(host[name].dtype).copyto(host[name])
+        """Write the mean over contexts of every parameter and auxiliary state into the host arrays that are given.
+
+        Those of groups that share this one's memory count, too; a name that nobody has is passed over.
+        """
+        if aux_params:
+            mx.nd.waitall()
+        for kind, host in (("parameter", arg_params), ("auxiliary state", aux_params)):
+            for name, target in host.items():
+                block = self._memory.arrays(kind, name)[: len(self.contexts)]
+                if block:
+                    _mean(block).astype(target.dtype).copyto(target)
 
     # ------------------------------------------------------------------ running
 

@@ -96,7 +96,8 @@ class Readback:
         ``labels``: the batch's labels, or with ``pre_sliced`` (and in the per-context form) one list for each context.
         """
         bound = self.bound
-        if labels is not None and not isinstance(labels, (list, tuple)):
+        lists: Any = (list, tuple, type(None))
+        if not isinstance(labels, lists):
             raise DescriptionError(f"labels is {type(labels).__name__}; give a list of arrays, as batch.label is")
         cut = pre_sliced or bound.shapes.per_context
         some = self._check_cut_labels(labels) if cut else any(label is not None for label in labels or ())

@@ -5,10 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from bucketlab._engine import mx
 from bucketlab.errors import ShapeError, SliceError
 
 GRAD_REQS = ("write", "add", "null")
+
+
+def as_params(kind: str, given: Any) -> dict[str, Any] | None:
+    """Values for parameters as NDArrays by name; numpy arrays are taken, and None stays None.
+
+    Raises TypeError for what is no dict, and naming the parameter for what is no array.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise TypeError(f"values for a {kind} are given as {type(given).__name__}; expected a dict of name to NDArray")
+    values = {}
+    for name, value in given.items():
+        if not isinstance(value, (mx.nd.NDArray, np.ndarray)):
+            raise TypeError(f"{kind} {name!r} is given as {type(value).__name__}; expected an NDArray or a numpy array")
+        values[name] = mx.nd.array(value, dtype=value.dtype) if isinstance(value, np.ndarray) else value
+    return values
 
 
 def check_params(kind: str, given: Mapping[str, Any], known: Mapping[str, Any], allow_extra: bool) -> None:

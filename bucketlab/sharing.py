@@ -61,7 +61,8 @@ class GroupMemory:
     """The arrays of each context, the groups that use them, and whose results lie in the working memory.
 
     ``ran`` is what ran last: backward passes and outputs of anything else are stale. ``graded`` is what ran a backward
-    pass last. ``told`` are layers that a warning has named already.
+    pass last. ``ahead``: executors hold parameters that the host's copies do not show yet. ``told`` are layers that a
+    warning has named already.
     """
 
     def __init__(self, contexts: Sequence[ContextMemory], working_memory: str = "shared"):
@@ -73,6 +74,7 @@ class GroupMemory:
         self.ran: BoundShapes | None = None
         self.ran_training = False
         self.graded: BoundShapes | None = None
+        self.ahead = False
         self.told: set[str] = set()
         self.outdated: list[DataParallelExecutorGroup] = []
         self._appetite = 0
@@ -85,6 +87,11 @@ class GroupMemory:
     def without_executors(self) -> GroupMemory:
         """The same parameters and auxiliary states, with inputs and working memory left behind."""
         return GroupMemory([ContextMemory(m.context, m.params, aux=m.aux) for m in self.contexts], self.working_memory)
+
+    def arrays(self, kind: str, name: str) -> list[Any]:
+        """A parameter (or auxiliary state) on each context that has it."""
+        tables = [memory.params.weights if kind == "parameter" else memory.aux for memory in self.contexts]
+        return [table[name] for table in tables if name in table]
 
     def looks_hungrier(self, needs: Mapping[int, Requirements]) -> bool:
         """Whether these executors probably need more than the pool's owner: they take more input."""

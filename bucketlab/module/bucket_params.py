@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bucketlab.module.module import Module
-from bucketlab.requests import check_params
-
-KINDS = ("parameter", "auxiliary state")
+from bucketlab.module.module import KINDS, Module
+from bucketlab.module.values import fill
+from bucketlab.requests import as_params, check_params
 
 
 def initialise(
@@ -23,6 +22,7 @@ def initialise(
 
     What only other buckets have is set where a value is given for it, or where nothing is given at all.
     """
+    givens = {kind: as_params(kind, given) for kind, given in givens.items()}
     beside = _beside(current, others)
     mine = _without(givens, beside)
     hosts = [(current, current._checked(mine, initializer, allow_missing, allow_extra))]
@@ -34,14 +34,17 @@ def initialise(
         }
         _check(theirs, givens)
         hosts.append((module, theirs))
+    fill([(chosen, module.symbol.attr_dict()) for module, chosen in hosts], givens, initializer)
     for module, chosen in hosts:
         if module is current or any(chosen.values()):
-            module._write(chosen, givens, initializer)
+            module._put(chosen, initializer)
         module._params_dirty = False
+    current._put_elsewhere(mine)
 
 
 def assign(current: Module, others: Sequence[Module], givens: Mapping[str, Any], allow_extra: bool) -> None:
     """As Module.set_params with ``allow_missing``: what is not given stays. All is checked before any is written."""
+    givens = {kind: as_params(kind, given) for kind, given in givens.items()}
     beside = _beside(current, others)
     mine = _without(givens, beside)
     plan = []

@@ -12,7 +12,8 @@ from bucketlab.errors import BucketlabError, NotReadyError, ShapeError, SliceErr
 from bucketlab.executor_group import DataParallelExecutorGroup
 from bucketlab.module import batches
 from bucketlab.module.base import BaseModule, _check_input_names, read_params
-from bucketlab.requests import check_params
+from bucketlab.module.values import fill, write, zeros_like
+from bucketlab.requests import as_params, check_params
 from bucketlab.shapes import BatchShapes, parse
 from bucketlab.slicing import SliceReport, check_workload
 from bucketlab.training.exchange import open_exchange
@@ -26,6 +27,8 @@ from bucketlab.training.scale import (
 from bucketlab.training.update import Update
 
 DEFAULT_INITIALIZER = mx.init.Uniform(0.01)
+
+KINDS = ("parameter", "auxiliary state")
 
 HOSTS = ("cpu", "context")
 """Where the host's copies of parameters may be made."""
@@ -112,6 +115,10 @@ class Module(BaseModule):
         self._tokens = TokenCount() if check_grad_scale(grad_scale) == "tokens" else None
         self._batch_tokens = 0
         self._preload_opt_states: str | None = None
+        # What a group that is gone has left: parameters, which the optimizer works on, without executors.
+        self._left: _Keeper | None = None
+        # Parameters of a checkpoint that are in none of this symbol's places, but in other buckets'.
+        self._of_others: frozenset[str] = frozenset()
 
     # ------------------------------------------------------------------ names and shapes
 
@@ -152,6 +159,10 @@ class Module(BaseModule):
 
     def _reset_bind(self) -> None:
         """Forget the executors; parameters and optimizer stay."""
+        if self._exec_group is not None and self.params_initialized:
+            if self._params_dirty:
+                self._sync_params_from_devices()
+            self._left = _Keeper(self._exec_group)
         self._exec_group = self._data_shapes = self._label_shapes = None
         self.binded = False
 
@@ -187,20 +198,25 @@ class Module(BaseModule):
         shared = set() if giver is None else {*giver._memory.contexts[0].params.weights, *giver._memory.contexts[0].aux}
         group = self._make_group(shapes, for_training, inputs_need_grad, giver, grad_req)
         if shared_module is not None:
+            host = shared_module._host
+            self._fill_in(group, shared_module, shared, host)
             self._arg_params, self._aux_params = shared_module._arg_params, shared_module._aux_params
-            self._initializer, host = shared_module._initializer, shared_module._host
-            self._fill_in(group, shared, host)
+            self._initializer = shared_module._initializer
             if self._tokens is not None and shared_module._tokens is not None:
                 self._tokens = shared_module._tokens
             self.params_initialized = True
         elif self.params_initialized:
             if giver is None:
-                self._check_complete(group, self._arg_params or {}, self._aux_params or {})
-                group.set_params(self._arg_params, self._aux_params)
+                arg_params, aux_params = (
+                    {name: value for name, value in (table or {}).items() if name not in self._of_others}
+                    for table in (self._arg_params, self._aux_params)
+                )
+                self._check_complete(group, arg_params, aux_params)
+                group.set_params(arg_params, aux_params)
         else:
             self._arg_params = self._host_arrays(group, "arg", host)
             self._aux_params = self._host_arrays(group, "aux", host)
-        self._exec_group = group
+        self._exec_group, self._left = group, None
         self._data_shapes, self._label_shapes = group.data_shapes, group.label_shapes
         self.for_training, self.inputs_need_grad, self._grad_req = for_training, inputs_need_grad, grad_req
         self._host, self.binded = host, True
@@ -255,37 +271,39 @@ class Module(BaseModule):
 
     def _kept_memory(self) -> Any:
         """On a re-bind: the parameters of the executors that are replaced; inputs and working memory stay behind."""
-        if self._exec_group is None or not self.params_initialized:
+        if not self.params_initialized:
             return None
-        return _Keeper(self._exec_group)
+        return self._left if self._exec_group is None else _Keeper(self._exec_group)
 
-    def _host_arrays(self, group: Any, kind: str, host: str) -> dict[str, Any]:
-        """Zeros, one for each parameter (or auxiliary state), of its shape, type and storage."""
+    def _host_arrays(
+        self, group: Any, kind: str, host: str, wanted: Collection[str] | None = None
+    ) -> dict[str, Any]:
+        """Zeros, one for each parameter (or auxiliary state) or those wanted, of its shape, type and storage."""
         names, blocks = (group.held_names, group.param_arrays) if kind == "arg" else (self._aux_names, group.aux_arrays)
         return {
-            name: mx.nd.zeros(
-                block[0].shape,
-                ctx=block[0].context if host == "context" else mx.cpu(),
-                dtype=block[0].dtype,
-                stype=block[0].stype,
-            )
+            name: zeros_like(block[0], None if host == "context" else mx.cpu())
             for name, block in zip(names, blocks)
+            if wanted is None or name in wanted
         }
 
-    def _fill_in(self, group: Any, shared: Collection[str], host: str) -> None:
-        """Values for parameters that the giver of the memory lacks: the host's, or made by its initializer."""
-        attributes = self._symbol.attr_dict()
-        new: list[dict[str, Any]] = []
-        for kind, table in (("arg", self._arg_params), ("aux", self._aux_params)):
-            made = self._host_arrays(group, kind, host)
-            hosts = {name: array for name, array in made.items() if name not in shared}
-            for name, array in sorted(hosts.items()):
-                if name in table:
-                    continue
-                self._initializer(mx.init.InitDesc(name, attributes.get(name)), array)
-                table[name] = array
-            new.append({name: table[name] for name in hosts})
-        group.set_params(*new)
+    def _fill_in(self, group: Any, giver: Module, shared: Collection[str], host: str) -> None:
+        """Values for parameters that the giver of the memory lacks: its host's, or made by its initializer.
+
+        The giver learns of them when all are made: an initializer may refuse a name.
+        """
+        tables = {"arg": giver._arg_params, "aux": giver._aux_params}
+        names = {"arg": group.held_names, "aux": self._aux_names}
+        made = {
+            kind: self._host_arrays(group, kind, host, {name for name in names[kind] if name not in table})
+            for kind, table in tables.items()
+        }
+        fill([(made, self._symbol.attr_dict())], dict.fromkeys(made), giver._initializer, keep=False)
+        known = {
+            kind: {n: table[n] for n in names[kind] if n in table and n not in shared} for kind, table in tables.items()
+        }
+        group.set_params({**known["arg"], **made["arg"]}, {**known["aux"], **made["aux"]})
+        for kind, table in tables.items():
+            table.update(made[kind])
 
     def _check_complete(self, group: Any, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]) -> None:
         for kind, names, given in (
@@ -315,26 +333,31 @@ class Module(BaseModule):
         """Parameters and auxiliary states as they are now, on the host: copies that stay what they are."""
         if not self.params_initialized:
             raise NotReadyError("get_params() needs parameters: call init_params() or set_params() first")
-        if self._params_dirty:
+        if self._params_dirty or self._behind:
             self._sync_params_from_devices()
         return _copies(self._arg_params), _copies(self._aux_params)
+
+    @property
+    def _behind(self) -> bool:
+        """Whether a module that shares this one's memory has trained since the host's copies were brought up to it."""
+        return self._exec_group is not None and self._exec_group._memory.ahead
 
     def _sync_params_from_devices(self, done: Collection[str] = ()) -> set[str]:
         """Bring the host's parameters up to what the executors hold, but for those ``done``; returns which."""
         group = self._exec_group
-        names = {name for name in (*group.held_names, *self._aux_names) if name not in done}
+        names = {name for name in (*self._arg_params, *self._aux_params) if name not in done}
         if self._update_on_kvstore:
-            self._update.pull_rows(self._all_rows(names))
+            self._update.pull_rows(self._all_rows([name for name in names if name in self._update._positions]))
         group.get_params(
             {name: value for name, value in self._arg_params.items() if name in names},
             {name: value for name, value in self._aux_params.items() if name in names},
         )
-        self._params_dirty = False
+        self._params_dirty = group._memory.ahead = False
         return names
 
     def _all_rows(self, names: Collection[str]) -> dict[str, Any]:
         """Row ids that mean the whole of each row_sparse parameter."""
-        table = self._exec_group.execs[0].arg_dict
+        table = self._exec_group._memory.contexts[0].params.weights
         sparse = [name for name in names if name in table and table[name].stype == "row_sparse"]
         return {name: mx.nd.arange(0, table[name].shape[0], dtype="int64") for name in sparse}
 
@@ -359,29 +382,42 @@ class Module(BaseModule):
             )
             return
         self._require("init_params()", params=False)
-        givens = {"parameter": arg_params, "auxiliary state": aux_params}
+        givens = {kind: as_params(kind, given) for kind, given in zip(KINDS, (arg_params, aux_params))}
         self._write(self._checked(givens, initializer, allow_missing, allow_extra), givens, initializer)
 
     def _write(
         self, hosts: Mapping[str, Mapping[str, Any]], givens: Mapping[str, Any], initializer: Any
     ) -> None:
         """Set these host arrays, by kind, and the executors from them: all is checked already."""
-        attributes = self._symbol.attr_dict()
-        for kind, hosted in hosts.items():
-            given = givens[kind]
-            for name, array in sorted(hosted.items()):
-                value = None if given is None else given.get(name)
-                if value is not None:
-                    if value is not array:
-                        value.astype(array.dtype).copyto(array) if value.dtype != array.dtype else value.copyto(array)
-                elif initializer is not None:
-                    initializer(mx.init.InitDesc(name, attributes.get(name)), array)
+        if self._behind and self.params_initialized:
+            self._sync_params_from_devices()
+        fill([(hosts, self._symbol.attr_dict())], givens, initializer, self.params_initialized)
+        self._put(hosts, initializer)
+        self._put_elsewhere(givens)
+
+    def _put(self, hosts: Mapping[str, Mapping[str, Any]], initializer: Any) -> None:
+        """Bring executors, and what keeps weights besides, to what the host has."""
         self._exec_group.set_params(hosts["parameter"], hosts["auxiliary state"])
         if initializer is not None:
             self._initializer = initializer
         self.params_initialized = True
         self._params_dirty = False
         self._tell_kvstore(hosts["parameter"])
+
+    def _elsewhere(self, kind: str) -> dict[str, Any]:
+        """Host arrays of parameters that only modules sharing this one's memory have."""
+        own = self._own_hosts()[kind]
+        table = (self._arg_params if kind == "parameter" else self._aux_params) or {}
+        return {name: array for name, array in table.items() if name not in own}
+
+    def _put_elsewhere(self, givens: Mapping[str, Any]) -> None:
+        """Set what is given for parameters of such modules, which get_params() tells of, too."""
+        for kind, given in givens.items():
+            table = self._elsewhere(kind)
+            for name in [name for name in given or () if name in table]:
+                for target in (table[name], *self._exec_group._memory.arrays(kind, name)):
+                    write(given[name], target)
+                self._tell_kvstore({name: table[name]})
 
     def _checked(
         self, givens: Mapping[str, Any], initializer: Any, allow_missing: bool, allow_extra: bool
@@ -401,7 +437,8 @@ class Module(BaseModule):
                     f"{kind} {', '.join(map(repr, missing))} has no value: give an initializer, or values for it"
                 )
             if given is not None:
-                check_params(kind, given, {**self._known_inputs(kind), **known}, allow_extra)
+                others = {**self._known_inputs(kind), **self._elsewhere(kind)}
+                check_params(kind, given, {**others, **known}, allow_extra)
         return hosts
 
     def _own_hosts(self) -> dict[str, dict[str, Any]]:
@@ -439,10 +476,17 @@ class Module(BaseModule):
             )
             return
         self._require("set_params()", params=False)
-        self._exec_group.set_params(arg_params or {}, aux_params or {}, allow_extra=allow_extra)
-        self._params_dirty = True
+        givens = {kind: as_params(kind, given) or {} for kind, given in zip(KINDS, (arg_params, aux_params))}
+        elsewhere = {kind: self._elsewhere(kind) for kind in KINDS}
+        for kind in KINDS:
+            known = {**self._known_inputs(kind), **elsewhere[kind], **self._own_hosts()[kind]}
+            check_params(kind, givens[kind], known, allow_extra)
+        own = [{n: v for n, v in givens[kind].items() if n not in elsewhere[kind]} for kind in KINDS]
+        self._exec_group.set_params(own[0], own[1], allow_extra=allow_extra)
+        self._put_elsewhere(givens)
+        self._params_dirty = self._exec_group._memory.ahead = True
         self.params_initialized = True
-        self._tell_kvstore(arg_params or {})
+        self._tell_kvstore(givens["parameter"])
 
     def _tell_kvstore(self, arg_params: Mapping[str, Any]) -> None:
         """Parameters set after init_optimizer stay set, also where a kvstore keeps its own copy of them."""
@@ -573,7 +617,7 @@ class Module(BaseModule):
         """One step of the optimizer with the gradients at hand."""
         if not (self.binded and self.params_initialized and self.optimizer_initialized):
             self._require("update()", optimizer=True)
-        self._params_dirty = True
+        self._params_dirty = self._exec_group._memory.ahead = True
         if self._scale is not None:
             self._scale.follow(self._rows() if self._tokens is None else self._tokens.spend())
         self._update.step(self._exec_group.trained_names)
