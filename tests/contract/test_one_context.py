@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bucketlab import Module, mx
+from bucketlab import BucketingModule, Module, mx
 from bucketlab.errors import SliceError
 from bucketlab.slicing import row_counts
 from nets import CONTEXTS, batch, classifier, tagger, values_for
@@ -218,3 +218,60 @@ def test_an_averaging_loss_is_warned_of_exactly_where_contexts_have_uneven_rows(
         assert "'softmax' (SoftmaxOutput, normalization=" in uneven[0]
         assert f"contexts have {', '.join(map(str, expected[0]))} rows" in uneven[0]
         assert "normalization='null'" in uneven[0] and "multiple of" in uneven[0]
+
+
+@few
+@given(workload=workloads, steps=st.lists(st.tuples(st.integers(1, 3), rows), min_size=2, max_size=4))
+def test_buckets_with_any_number_of_rows(workload, steps):
+    rng = np.random.RandomState(2)
+    batches = []
+    for key, count in steps:
+        words, label = rng.randint(0, 7, (count, key)), rng.randint(0, 3, (count, key))
+        made = mx.io.DataBatch([mx.nd.array(words)], [mx.nd.array(label)], bucket_key=key)
+        made.provide_data = [mx.io.DataDesc("data", words.shape, layout="NT")]
+        made.provide_label = [mx.io.DataDesc("softmax_label", label.shape, layout="NT")]
+        batches.append(made)
+
+    def run(work):
+        module = BucketingModule(
+            lambda key: (tagger("NT"), ["data"], ["softmax_label"]),
+            default_bucket_key=steps[0][0],
+            context=CONTEXTS[: len(work)],
+            work_load_list=work,
+        )
+        module.bind(batches[0].provide_data, batches[0].provide_label)
+        module.init_params(arg_params=values_for(tagger("NT"), data=(2, 2), softmax_label=(2, 2)), aux_params={})
+        module.init_optimizer(optimizer_params={"learning_rate": 0.5})
+        metric, outputs = mx.metric.CrossEntropy(), []
+        for one in batches:
+            module.forward_backward(one)
+            outputs.append(module.get_outputs()[0].asnumpy())
+            module.update()
+            module.update_metric(metric, one.label)
+        return module.get_params()[0], outputs, metric.get()[1]
+
+    (values, outputs, metric), (expected, expected_outputs, expected_metric) = run(workload), run([1])
+    for name, value in expected.items():
+        np.testing.assert_allclose(values[name].asnumpy(), value.asnumpy(), err_msg=name, **CLOSE)
+    for one, other in zip(outputs, expected_outputs):
+        np.testing.assert_allclose(one, other, **CLOSE)
+    assert metric == pytest.approx(expected_metric, rel=1e-5)
+
+
+@few
+@given(contexts=st.integers(2, 4), sizes=st.lists(rows, min_size=1, max_size=4))
+def test_gradients_that_add_up_over_batches(contexts, sizes):
+    symbol = classifier()
+
+    def run(count):
+        module = Module(symbol, context=CONTEXTS[:count])
+        module.bind([("data", (sizes[0], 4))], [("softmax_label", (sizes[0],))], grad_req="add")
+        module.init_params(arg_params=values_for(symbol, data=(2, 4)), aux_params={})
+        for seed, size in enumerate(sizes):
+            module.forward_backward(batch(size, seed))
+        group = module._exec_group
+        return {n: sum(g.asnumpy() for g in block) for n, block in zip(group.held_names, group.grad_arrays)}
+
+    found, expected = run(contexts), run(1)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, err_msg=name, **CLOSE)
