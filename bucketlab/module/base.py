@@ -12,6 +12,7 @@ import numpy as np
 
 from bucketlab._engine import mx
 from bucketlab.errors import NotReadyError, ShapeError, StopTraining
+from bucketlab.failures import tell
 
 BatchEndParam = mx.model.BatchEndParam
 Observer = Callable[[str, "BaseModule", Any], None]
@@ -137,6 +138,7 @@ class BaseModule:
         if validation_metric is None:
             validation_metric = eval_metric
         eval_metric = metric_of(eval_metric)
+        epoch, nbatch, data_batch = begin_epoch, 0, None
         try:
             for epoch in range(begin_epoch, num_epoch):
                 tic = time.time()
@@ -191,6 +193,9 @@ class BaseModule:
             self.logger.info("Training was stopped after batch %d of epoch %d", nbatch, epoch)
             # The next fit begins with a whole epoch.
             train_data.reset()
+        except Exception as error:
+            tell(error, self, data_batch, epoch, nbatch)
+            raise
 
     def _begin_epoch(self, train_data: Any, epoch: int) -> None:
         """What has to be done before an epoch of fit."""

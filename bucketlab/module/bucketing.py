@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 
 from bucketlab._engine import mx
 from bucketlab.errors import BucketError, NotReadyError
+from bucketlab.failures import tell
 from bucketlab.module import bucket_params, checkpoints
 from bucketlab.module.base import BaseModule, _check_input_names
 from bucketlab.module.module import DEFAULT_INITIALIZER, Module
@@ -454,14 +455,24 @@ class BucketingModule(BaseModule):
                 "BucketIter"
             )
         self._curr_module._tokens_to_learn(data_batch, is_train)
-        self.switch_bucket(key, getattr(data_batch, "provide_data", None), getattr(data_batch, "provide_label", None))
-        self._curr_module.forward(data_batch, is_train=is_train)
+        try:
+            self.switch_bucket(
+                key, getattr(data_batch, "provide_data", None), getattr(data_batch, "provide_label", None)
+            )
+            self._curr_module.forward(data_batch, is_train=is_train)
+        except Exception as error:
+            tell(error, self, data_batch)
+            raise
         self._notify("forward", data_batch)
 
     def backward(self, out_grads: Any = None) -> None:
         """Gradients of the last training batch."""
         self._require("backward()")
-        self._curr_module.backward(out_grads=out_grads)
+        try:
+            self._curr_module.backward(out_grads=out_grads)
+        except Exception as error:
+            tell(error, self)
+            raise
 
     def update(self) -> None:
         """One step of the optimizer on the parameters of the current bucket."""

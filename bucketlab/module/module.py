@@ -10,6 +10,7 @@ from typing import Any
 from bucketlab._engine import mx
 from bucketlab.errors import BucketlabError, NotReadyError, ShapeError, SliceError
 from bucketlab.executor_group import DataParallelExecutorGroup
+from bucketlab.failures import tell
 from bucketlab.module import batches
 from bucketlab.module.base import BaseModule, _check_input_names, read_params
 from bucketlab.module.values import fill, write, zeros_like
@@ -196,7 +197,11 @@ class Module(BaseModule):
         shapes = parse(self._data_names, self._label_names, data_shapes, label_shapes, len(self._context))
         giver = self._check_giver(shared_module) if shared_module is not None else self._kept_memory()
         shared = set() if giver is None else {*giver._memory.contexts[0].params.weights, *giver._memory.contexts[0].aux}
-        group = self._make_group(shapes, for_training, inputs_need_grad, giver, grad_req)
+        try:
+            group = self._make_group(shapes, for_training, inputs_need_grad, giver, grad_req)
+        except Exception as error:
+            tell(error, self, shapes)
+            raise
         if shared_module is not None:
             host = shared_module._host
             self._fill_in(group, shared_module, shared, host)
@@ -603,13 +608,21 @@ class Module(BaseModule):
         if self._update is not None and self._update.unpulled:
             # No prepare() named the rows of sparse parameters that this batch needs: it gets all of them.
             self._update.pull_rows(self._all_rows(self._update.unpulled))
-        self._exec_group.forward(batch, is_train)
+        try:
+            self._exec_group.forward(batch, is_train)
+        except Exception as error:
+            tell(error, self, batch)
+            raise
 
     def backward(self, out_grads: Any = None) -> None:
         """Gradients of the last training batch; ``out_grads`` for outputs that come from no loss."""
         if not (self.binded and self.params_initialized):
             self._require("backward()")
-        self._exec_group.backward(out_grads=out_grads)
+        try:
+            self._exec_group.backward(out_grads=out_grads)
+        except Exception as error:
+            tell(error, self)
+            raise
         if self._tokens is not None:
             self._tokens.ran(self._batch_tokens, "add" in self._requests())
 
