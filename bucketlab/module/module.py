@@ -112,6 +112,7 @@ class Module(BaseModule):
         self._update_on_kvstore: bool | None = None
         self._updater: Any = None
         self._update: Any = None
+        self._ran_on: tuple[int, ...] | None = None
         self._scale: GradientScale | None = None
         self._tokens = TokenCount() if check_grad_scale(grad_scale) == "tokens" else None
         self._batch_tokens = 0
@@ -228,6 +229,7 @@ class Module(BaseModule):
         if shared_module is not None and shared_module.optimizer_initialized:
             self.borrow_optimizer(shared_module)
         elif self._update is not None:
+            self._update = self._update.on(self._stores())
             self._update.add_names(group.held_names, self._arg_params, self._symbol)
         self._notify("bind", None)
 
@@ -528,12 +530,11 @@ class Module(BaseModule):
         rows = self._rows()
         made = self._make_optimizer(optimizer, optimizer_params, exchange, 1.0 / (rows * exchange.workers))
         given = self._tokens is None and (not isinstance(optimizer, str) or "rescale_grad" in dict(optimizer_params))
-        stores = [memory.params for memory in group._memory.contexts[: len(self._context)]]
-        update = Update.create(stores, group.held_names, made, exchange, self._arg_params)
-        self._take_update(update, None if given else GradientScale(made, rows, exchange.workers))
+        update = Update.create(self._stores(), group.held_names, made, exchange, self._arg_params)
         if self._preload_opt_states is not None:
-            self.load_optimizer_states(self._preload_opt_states)
+            update.load(self._preload_opt_states)
             self._preload_opt_states = None
+        self._take_update(update, None if given else GradientScale(made, rows, exchange.workers))
 
     def _make_optimizer(self, optimizer: Any, optimizer_params: Any, exchange: Any, scale: float) -> Any:
         """An optimizer from its name and settings, or the instance given, which learns the names of the parameters."""
@@ -559,6 +560,9 @@ class Module(BaseModule):
 
     def _take_update(self, update: Update, scale: GradientScale | None) -> None:
         self._update, self._scale = update, scale
+        # On fewer contexts than the optimizer's parameters are on: gradients of the others are not of this batch.
+        fewer = len(self._context) < update.contexts
+        self._ran_on = tuple(range(len(self._context))) if fewer else None
         self._optimizer = update.optimizer
         self._kvstore = update.kvstore
         self._update_on_kvstore = update.update_on_kvstore
@@ -566,11 +570,23 @@ class Module(BaseModule):
         self.optimizer_initialized = True
 
     def borrow_optimizer(self, shared_module: Any) -> None:
-        """Use another module's optimizer and its state, which is held by parameter name."""
+        """Use another module's optimizer and its state, which is held by parameter name.
+
+        Raises TypeError for what is no Module, NotReadyError for one without an optimizer, ShapeError for a parameter
+        of the same name and another shape.
+        """
+        self._require("borrow_optimizer()", params=False)
+        if not isinstance(shared_module, Module):
+            raise TypeError(f"shared_module is {type(shared_module).__name__}; expected a Module")
         if not shared_module.optimizer_initialized:
             raise NotReadyError("borrow_optimizer needs a module whose init_optimizer() has been called")
-        self._take_update(shared_module._update, shared_module._scale)
-        self._update.add_names(self._exec_group.held_names, self._arg_params, self._symbol)
+        update = shared_module._update.on(self._stores())
+        update.add_names(self._exec_group.held_names, self._arg_params, self._symbol)
+        self._take_update(update, shared_module._scale)
+
+    def _stores(self) -> list[Any]:
+        """Where the parameters of each context are."""
+        return [memory.params for memory in self._exec_group._memory.contexts[: len(self._context)]]
 
     # ------------------------------------------------------------------ running
 
@@ -580,7 +596,7 @@ class Module(BaseModule):
         Arrays are fed by the names in ``provide_data`` where the batch has them. Raises ShapeError naming the array,
         and leaves the module as it was.
         """
-        # What is spelled out here and in update(), though there are methods for it, is a tenth of a small net's step.
+        # What is spelled out here and below, though there are methods for it, is a tenth of a small net's step.
         if not (self.binded and self.params_initialized):
             self._require("forward()")
         tokens = self._tokens_to_learn(data_batch, is_train) if self._tokens is not None else 0
@@ -633,7 +649,7 @@ class Module(BaseModule):
         self._params_dirty = self._exec_group._memory.ahead = True
         if self._scale is not None:
             self._scale.follow(self._rows() if self._tokens is None else self._tokens.spend())
-        self._update.step(self._exec_group.trained_names)
+        self._update.step(self._exec_group.trained_names, self._ran_on)
         if self._observer is not None:
             self._notify("update", None)
 
@@ -659,9 +675,11 @@ class Module(BaseModule):
 
     def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
         """Show the last batch's outputs and its labels to a metric; padded rows do not count."""
-        self._require("update_metric()")
+        if not (self.binded and self.params_initialized):
+            self._require("update_metric()")
         self._exec_group.update_metric(eval_metric, labels, pre_sliced)
-        self._notify("metric", eval_metric)
+        if self._observer is not None:
+            self._notify("metric", eval_metric)
 
     def _predicted(self, batch: Any) -> list[Any]:
         return self._exec_group.predicted()
