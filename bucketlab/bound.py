@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
+from operator import is_
 from typing import Any
 
 from bucketlab._calls import BackwardCall, ForwardCall, Program
@@ -39,46 +40,63 @@ class BoundShapes:
         """Whether some context has no rows."""
         self._declared = tuple(declared_layouts)
         self._programs: dict[tuple[bool, bool], Program] = {}
-        self._flat = not shapes.per_context
-        # Without names where every context has its own: no flat batch is taken then.
-        self._data = [desc.name for desc in shapes.data] if self._flat else []
-        self._label = [desc.name for desc in shapes.label or ()] if self._flat else []
+        self.flat = not shapes.per_context
+        self.labelled = bool(shapes.label)
+        self._data = [desc.name for desc in shapes.data] if self.flat else []
+        self._label = [desc.name for desc in shapes.label or ()] if self.flat else []
         self._named: tuple[Any, Any] = (None, None)
+        # The arrays that the ready calls read when they run next; None once they did, so that nothing is held on to.
+        self._aimed: Any = None
 
     def takes(self, batch: Any) -> bool:
         """Whether a batch can be fed as it is: flat, with arrays of the bound shapes, in the bound order.
 
-        This is looked at for every batch, so it reads as little as it can; whatever is not plain is told apart by
-        others.
+        This is looked at for every batch, so it reads as little as it can, and aims the ready calls on the way.
         """
         data, label = getattr(batch, "data", None), getattr(batch, "label", None)
+        if type(data) is not list or not (label is None or type(label) is list):
+            return self._fits(batch, data, label)
+        feeds = self._all_feeds if label else self.data_feeds
+        sources = [*data, *label] if label else [*data]
+        if not data or len(data) != len(self._data) or len(sources) != len(feeds):
+            return False
+        for feed, source in zip(feeds, sources):
+            if not feed.aim(source):
+                return self._fits(batch, data, label)
+        if not self._in_order(batch, label):
+            return False
+        self._aimed = sources
+        return True
+
+    def _fits(self, batch: Any, data: Any, label: Any) -> bool:
+        """The same for a batch whose arrays are to be copied piece by piece."""
         if not isinstance(data, (list, tuple)) or not (label is None or isinstance(label, (list, tuple))):
             return False
-        if not data or len(data) != len(self._data) or (label and len(label) != len(self._label)):
+        feeds = self._all_feeds if label else self.data_feeds
+        sources = [*data, *(label or ())]
+        if not data or len(data) != len(self._data) or len(sources) != len(feeds):
             return False
-        for feed, source in zip(self.data_feeds, data):
-            if not feed.takes(source):
+        return all(feed.takes(source) for feed, source in zip(feeds, sources)) and self._in_order(batch, label)
+
+    def _in_order(self, batch: Any, label: Any) -> bool:
+        """Whether the names that the batch gives its arrays, if any, are those that are bound."""
+        data_names, label_names = getattr(batch, "provide_data", None), getattr(batch, "provide_label", None)
+        if data_names is self._named[0] and label_names is self._named[1]:
+            return True
+        for names, given in ((self._data, data_names), (self._label if label else [], label_names)):
+            if given and [entry[0] for entry in given] != names:
                 return False
-        if label:
-            for feed, source in zip(self.label_feeds, label):
-                if not feed.takes(source):
-                    return False
-        provided = getattr(batch, "provide_data", None), getattr(batch, "provide_label", None)
-        if provided[0] is not self._named[0] or provided[1] is not self._named[1]:
-            for names, given in zip((self._data, self._label if label else []), provided):
-                if given and [entry[0] for entry in given] != names:
-                    return False
-            # Held, not only compared by identity: another list must not come to lie where this one was.
-            self._named = provided
+        # Held, not only compared by identity: another list must not come to lie where this one was.
+        self._named = (data_names, label_names)
         return True
 
     @cached_property
     def data_feeds(self) -> tuple[InputFeed, ...]:
-        return self._feeds(self.shapes.data)
+        return self._feeds(self.shapes.data) if self.flat else ()
 
     @cached_property
     def label_feeds(self) -> tuple[InputFeed, ...]:
-        return self._feeds(self.shapes.label or ())
+        return self._feeds(self.shapes.label or ()) if self.flat else ()
 
     @cached_property
     def _all_feeds(self) -> tuple[InputFeed, ...]:
@@ -102,17 +120,16 @@ class BoundShapes:
         """Copy a flat batch in and run every active context, as one program where all its arrays allow it."""
         feeds = self.data_feeds if label is None else self._all_feeds
         sources = data if label is None else [*data, *label]
-        self._check_count("data", data, self._data)
-        if label is not None:
-            self._check_count("label", label, self._label)
-        ready, refused = True, None
-        for feed, source in zip(feeds, sources):
-            if feed.aimed is not source and not feed.takes(source):
-                refused = refused or (feed, source)
-            ready = feed.aimed is source and ready
-            feed.aimed = None
-        if refused is not None:
-            refused[0].refuse(refused[1])
+        aimed, self._aimed = self._aimed, None
+        ready = aimed is not None and len(aimed) == len(sources) and all(map(is_, aimed, sources))
+        if not ready:
+            self._check_count("data", data, self._data)
+            if label is not None:
+                self._check_count("label", label, self._label)
+            ready = all(feed.aim(source) for feed, source in zip(feeds, sources))
+            for feed, source in zip(feeds, sources):
+                if not ready and not feed.takes(source):
+                    feed.refuse(source)
         if ready:
             key = (label is not None, is_train)
             program = self._programs.get(key)
@@ -147,7 +164,7 @@ class BoundShapes:
     @cached_property
     def parts(self) -> Sequence[slice] | None:
         """Rows of the whole batch that each context has, one after another; None where nothing counts rows."""
-        if self._flat:
+        if self.flat:
             return self.slices
         counts = [self.shapes.context_rows(i) for i in range(len(self.shapes.data))]
         begin, parts = 0, []
@@ -166,7 +183,7 @@ class BoundShapes:
     @cached_property
     def context_row_axes(self) -> list[list[RowAxis]]:
         """The same for each active context: where every one has shapes of its own, entries for a row may differ."""
-        return [self.row_axes if self._flat or i == 0 else self._row_axes_of(i) for i in self.active]
+        return [self.row_axes if self.flat or i == 0 else self._row_axes_of(i) for i in self.active]
 
     def _row_axes_of(self, index: int) -> list[RowAxis]:
         names = set(self.symbol.list_arguments())

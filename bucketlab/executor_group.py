@@ -414,7 +414,13 @@ class DataParallelExecutorGroup:
             self._level_aux()
         before, memory.ran = memory.ran, None
         try:
-            self._feed_and_run(data_batch, is_train)
+            if isinstance(data_batch, list) or not bound.flat:
+                self._feed_cut_and_run(data_batch, is_train)
+            else:
+                label = getattr(data_batch, "label", None)
+                bound.feed_and_forward(data_batch.data, label if label and bound.labelled else None, is_train)
+                self._read.ran(getattr(data_batch, "pad", 0) or 0, label)
+                self.listed_rows = None
         except ShapeError:
             # Refused before anything was fed: what ran last can still be read.
             memory.ran = before
@@ -423,8 +429,8 @@ class DataParallelExecutorGroup:
         if bound.rests and is_train:
             self._spread_aux()
 
-    def _feed_and_run(self, data_batch: Any, is_train: bool) -> None:
-        """Raises ShapeError before anything is fed."""
+    def _feed_cut_and_run(self, data_batch: Any, is_train: bool) -> None:
+        """A batch that comes cut already. Raises ShapeError before anything is fed."""
         bound = self._bound
         if isinstance(data_batch, list):
             self._feed_list(data_batch)
@@ -432,15 +438,10 @@ class DataParallelExecutorGroup:
             pads = [getattr(batch, "pad", 0) or 0 for batch in data_batch]
             self._read.ran(sum(pads), pads=pads)
             self.listed_rows = bound.parts[-1].stop if bound.parts else None
-        elif bound.shapes.per_context:
+        else:
             self._feed_per_context(data_batch, is_train)
             bound.forward(is_train)
             self._read.ran(getattr(data_batch, "pad", 0) or 0)
-            self.listed_rows = None
-        else:
-            label = getattr(data_batch, "label", None)
-            bound.feed_and_forward(data_batch.data, label if label and bound.shapes.label else None, is_train)
-            self._read.ran(getattr(data_batch, "pad", 0) or 0, label)
             self.listed_rows = None
 
     def takes(self, data_batch: Any) -> bool:

@@ -24,14 +24,12 @@ class InputFeed:
     """One input of a batch on its way to the executors.
 
     ``shape`` is that of the whole batch's array, ``targets`` are (rows of it or None for all, array of the executor),
-    one for each context that works. ``aimed`` is the array that the ready calls read when they run next; None once it
-    was read, so that nothing is held on to.
+    one for each context that works.
     """
 
     def __init__(self, name: str, shape: tuple[int, ...], axis: int, targets: Sequence[tuple[slice | None, Any]]):
         self.name = name
         self.targets = tuple(targets)
-        self.aimed: Any = None
         self._shape, self._axis = shape, axis
         self._has_shape = shape_question(shape)
         self._direct = all(array.stype == "default" for _, array in self.targets)
@@ -46,18 +44,25 @@ class InputFeed:
             return OperatorCall("_copyto", [array], [array])
         return OperatorCall("slice_axis", [array], [array], axis=self._axis, begin=part.start, end=part.stop)
 
-    def takes(self, source: Any) -> bool:
-        """Whether an array has the bound shape. The ready calls are aimed at it, if it is one that they can read."""
-        if type(source) is not NDArray:
-            return is_array(source) and source.shape == self._shape
+    def aim(self, source: Any) -> bool:
+        """Point the ready calls at an array; False for one of another shape, or that they cannot read.
+
+        The caller keeps the array alive until they ran.
+        """
+        if type(source) is not NDArray or not self._direct:
+            return False
         handle = source.handle
         if not self._has_shape(handle):
             return False
-        if self._direct and (self._one_device or (self._cpu and source.context.device_type == "cpu")):
-            for slot in self._slots:
-                slot[0] = handle.value
-            self.aimed = source
+        if not self._one_device and not (self._cpu and source.context.device_type == "cpu"):
+            return False
+        for slot in self._slots:
+            slot[0] = handle.value
         return True
+
+    def takes(self, source: Any) -> bool:
+        """Whether something is an array of the bound shape, whatever its type, storage and device."""
+        return is_array(source) and source.shape == self._shape
 
     def refuse(self, source: Any) -> None:
         """Raise ShapeError for an array that it does not take."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from bucketlab.bound import BoundShapes
 from bucketlab.errors import DescriptionError, ShapeError
-from bucketlab.feeding import as_array, is_array
+from bucketlab.feeding import NDArray, as_array, is_array
 from bucketlab.rows import RowAxis, check_rows
 
 
@@ -38,6 +38,7 @@ class Readback:
         self.pads: list[int] | None = None
         self.fed: Any = None
         self._unnamed = unnamed
+        self._whole = bound.flat and len(bound.active) == 1
 
     def ran(self, pad: int, fed: Any = None, pads: list[int] | None = None) -> None:
         """A batch has run."""
