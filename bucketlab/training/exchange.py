@@ -103,7 +103,13 @@ def open_exchange(
     if kvstore == "local" and max(np.prod(value.shape) for value in arg_params.values()) > LARGEST_ON_KVSTORE:
         update = False
     if compression_params:
-        store.set_gradient_compression(dict(compression_params))
+        try:
+            store.set_gradient_compression(dict(compression_params))
+        except (mx.base.MXNetError, ValueError) as error:
+            raise ValueError(
+                f"compression_params is {dict(compression_params)!r}, which kvstore {store.type!r} does not take: "
+                f"{str(error).strip().splitlines()[-1]}"
+            ) from None
     plain = isinstance(kvstore, str) and not compression_params and on_cpu
     return Exchange(store, IN_PROCESS.get(kvstore) if plain else None, bool(update), count)
 

@@ -306,6 +306,9 @@ class FusedStep:
             check_state(name, value, views)
         for _, value, views in foreign:
             copy_state(value, views)
+        if foreign:
+            # Whoever works on other arrays with the same states has to look where they are now.
+            held.version += 1
         for name, keys in self._keys.items():
             for key in keys:
                 held.keep(key, self._states.packed[name])

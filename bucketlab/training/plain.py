@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -198,10 +199,33 @@ def initialize(
     for name in names:
         weights = [store.weights[name] for store in stores]
         by_init = not exchange.update_on_kvstore or values[name].stype != "default"
-        if by_init and hasattr(kvstore, "init"):
-            kvstore.init(name, values[name])
-        else:
-            kvstore.broadcast(name, values[name], out=weights)
+        try:
+            if by_init and hasattr(kvstore, "init"):
+                kvstore.init(name, values[name])
+            else:
+                kvstore.broadcast(name, values[name], out=weights)
+        except mx.base.MXNetError as error:
+            if "duplicate init" not in str(error):
+                raise
+            _take_over(exchange, updater, name, values[name], stores[0])
+        _holders(kvstore)[name] = weakref.ref(stores[0])
+
+
+def _holders(kvstore: Any) -> dict[str, Any]:
+    """Whose parameters a kvstore holds, by name; kept with the kvstore, which may outlive modules."""
+    return vars(kvstore).setdefault("_bucketlab_holders", {})
+
+
+def _take_over(exchange: Exchange, updater: Updater, name: str, value: Any, store: FlatParameters) -> None:
+    """Give a name that a kvstore knows from an earlier optimizer its present value."""
+    holder = _holders(exchange.kvstore).get(name, lambda: None)()
+    if holder is not None and holder is not store:
+        raise ValueError(
+            f"kvstore {exchange.kvstore.type!r} holds parameter {name!r} of another module, which would be trained by "
+            f"both; give each module a kvstore of its own, or share the parameters with bind(shared_module=...)"
+        )
+    if exchange.update_on_kvstore:
+        assign(exchange, updater, name, value)
 
 
 def install(exchange: Exchange, updater: Updater) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from bucketlab._engine import mx
-from bucketlab.errors import ShapeError
+from bucketlab.errors import DataError, ShapeError
 from bucketlab.training.exchange import Exchange
 from bucketlab.training.flat import Segment, view
 from bucketlab.training.kernels import Kernel, family_of
@@ -130,12 +131,17 @@ class Updater(mx.optimizer.Updater):
             self.failure = self.failure or error
 
     def set_states(self, states: bytes) -> None:
-        """Take states that ``get_states`` of this class or of mxnet's own has given; keys are translated."""
-        content = pickle.loads(states)
+        """Take states that ``get_states`` of this class or of mxnet's own has given; keys are translated.
+
+        Raises DataError for what is no dict of states, ShapeError for states of other parameters.
+        """
+        content, told = _unpickled(states)
         optimizer = self.optimizer  # type: ignore[has-type]
         if isinstance(content, tuple) and len(content) == 2:
             content, optimizer = content
-        taken = self._translated(content)
+        if not isinstance(content, Mapping):
+            raise DataError(f"the optimizer states are {type(content).__name__}; expected a dict by parameter")
+        taken = self._translated(content, told)
         self.optimizer = optimizer
         self.states = taken
         here = (key for name in self._names if name in taken for key in self._keys(name))
@@ -145,13 +151,20 @@ class Updater(mx.optimizer.Updater):
         return self._exchange.keys(name, self._names.index(name))
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
-        """All states, pickled as mxnet's Updater does: one per key, each an array of its own."""
+        """All states, pickled as mxnet's Updater does: one per key, each an array of its own.
+
+        Where keys are numbers, the names that they count follow in a second pickle, which mxnet does not read: another
+        module may number its parameters in another order.
+        """
         content = {
             key: self._detached(key, value)
             for kept, value in self.states.items()
             for key in (self._keys(kept) if kept in self._names else (kept,))
         }
-        return pickle.dumps((content, self.optimizer) if dump_optimizer else content)
+        pickled = pickle.dumps((content, self.optimizer) if dump_optimizer else content)
+        if self._exchange.update_on_kvstore:
+            return pickled
+        return pickled + pickle.dumps({"names": list(self._names), "contexts": self._exchange.contexts})
 
     def _detached(self, key: Any, value: Any) -> Any:
         context = None
@@ -159,17 +172,41 @@ class Updater(mx.optimizer.Updater):
             context = self._contexts[key % self._exchange.contexts]
         return _mapped(lambda array: array.copyto(context or array.context), value)
 
-    def _translated(self, content: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Content whose numbers are those in use here; names stay names."""
+    def _translated(self, content: Mapping[Any, Any], told: Mapping[str, Any] | None = None) -> dict[Any, Any]:
+        """Content whose numbers are those in use here; names stay names, also those that a later bucket may bring.
+
+        ``told`` says which names the numbers count, over how many contexts; without it they count those here.
+        """
         numbers = sorted(key for key in content if isinstance(key, int))
-        contexts = self._contexts_in(numbers, content)
         result = {key: value for key, value in content.items() if not isinstance(key, int)}
+        if told is not None:
+            names, contexts = told["names"], told["contexts"]
+        else:
+            names, contexts = self._names, self._contexts_in(numbers, content)
         for number in reversed(numbers):
-            result[self._names[number // contexts]] = content[number]
+            result[names[number // contexts]] = content[number]
+        if told is not None:
+            self._check_told(result)
         for name in self._names:
             if name in result and name not in content and not self._exchange.update_on_kvstore:
                 result.update(dict.fromkeys(self._keys(name), result.pop(name)))
         return result
+
+    def _check_told(self, states: Mapping[Any, Any]) -> None:
+        """Refuse states, by name, of which none is a parameter's here, or one does not fit its own."""
+        known = [name for name in states if name in self._names]
+        if states and not known:
+            raise ShapeError(
+                f"the optimizer states are of parameters {sorted(map(str, states))}, and none of these is among "
+                f"{self._names}; they come from another model"
+            )
+        for name in known:
+            if not self._fits(self._names.index(name), states[name], exactly=False):
+                raise ShapeError(
+                    f"the optimizer state of parameter {name!r} has arrays of shapes "
+                    f"{[array.shape for array in state_arrays(states[name])]}, and the parameter has shape "
+                    f"{self._weights[name].shape}; it comes from another model"
+                )
 
     def _contexts_in(self, numbers: Sequence[int], content: Mapping[Any, Any]) -> int:
         """How many contexts the numbers were counted over: that of this module, or one."""
@@ -194,6 +231,17 @@ class Updater(mx.optimizer.Updater):
         if not exactly and family_of(self.optimizer) is None:
             return True
         return all(array.shape == shape for array in state_arrays(value))
+
+
+def _unpickled(states: bytes) -> tuple[Any, Mapping[str, Any] | None]:
+    """The content, and what a second pickle says of its numbers if there is one."""
+    stream = io.BytesIO(states)
+    content = pickle.load(stream)
+    try:
+        told = pickle.load(stream)
+    except Exception:
+        told = None
+    return content, told if isinstance(told, dict) and told.keys() >= {"names", "contexts"} else None
 
 
 class FlatStates:

@@ -7,6 +7,7 @@ others through mxnet's Updater or a kvstore.
 
 from __future__ import annotations
 
+import copy
 import pickle
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bucketlab.errors import BucketlabError, NotReadyError
+from bucketlab.errors import BucketlabError, NotReadyError, ShapeError
 from bucketlab.training.exchange import Exchange, Scratch, open_exchange
 from bucketlab.training.flat import FlatParameters
 from bucketlab.training.fused import FusedStep
@@ -162,6 +163,36 @@ class Update:
         self._drop_plans()
         if self.kvstore is not None:
             self._introduce(new, arg_params or {})
+
+    def on(self, stores: Sequence[FlatParameters]) -> Update:
+        """This optimizer with its states, which go by name, at work on other arrays; for the same arrays, this object.
+
+        Raises ShapeError for a parameter of another shape, or for another number of contexts.
+        """
+        if all(mine is other for mine, other in zip(self._stores, stores)) and len(stores) <= len(self._stores):
+            return self
+        if len(stores) != len(self._stores):
+            raise ShapeError(
+                f"the optimizer works on {len(self._stores)} context(s), and the parameters are on {len(stores)}; it "
+                f"can be borrowed for as many only"
+            )
+        for name, weight in stores[0].weights.items():
+            known = self._stores[0].weights.get(name)
+            if known is not None and known.shape != weight.shape:
+                raise ShapeError(
+                    f"parameter {name!r} has shape {weight.shape}, and the optimizer's states are for {known.shape}"
+                )
+        other = copy.copy(self)
+        other._stores = tuple(stores)
+        other._scratch, other._flat_states = Scratch(), FlatStates()
+        other._plans, other._last = {}, (None, None, None)
+        other._versions = other._store_versions()
+        return other
+
+    @property
+    def contexts(self) -> int:
+        """On how many contexts the parameters are."""
+        return len(self._stores)
 
     def step(self, names: tuple[str, ...], active: tuple[int, ...] | None = None) -> None:
         """One optimizer step for these parameters; those without a gradient are passed over.
