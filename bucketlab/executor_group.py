@@ -82,6 +82,10 @@ class DataParallelExecutorGroup:
         self.output_names = symbol.list_outputs()
         self.num_outputs = len(self.output_names)
         self.output_layouts = [batch_axis(symbol[i].attr("__layout__")) for i in range(self.num_outputs)]
+        if shared_group is not None and not hasattr(shared_group, "_memory"):
+            raise TypeError(
+                f"shared_group is a {type(shared_group).__name__}; expected a bucketlab.DataParallelExecutorGroup"
+            )
         if shared_group is not None and len(shared_group.contexts) < len(self.contexts):
             raise ShapeError(
                 f"shared_group has executors on {len(shared_group.contexts)} context(s) and {len(self.contexts)} are "
@@ -754,8 +758,8 @@ def _mean(block: Sequence[Any]) -> Any:
 
 def _given_shapes(data_shapes: Any, label_shapes: Any, contexts: int) -> BatchShapes:
     """Shapes as a group takes them: its names are whatever the descriptions say."""
+    nested = is_per_context(data_shapes)
     entries = list(data_shapes)
-    nested = is_per_context(entries)
     first = entries[0] if nested else entries
     names = [entry[0] for entry in first]
     labels = list(label_shapes) if label_shapes else []

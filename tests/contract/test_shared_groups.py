@@ -161,6 +161,8 @@ def test_a_giver_on_more_contexts_shares_its_first_ones():
     assert len(taker.param_arrays[0]) == 2 and len(taker.shared_data_arrays) == 2
     with pytest.raises(ShapeError, match=r"executors on 2 context\(s\) and 3 are asked for"):
         group(classifier(), contexts=CONTEXTS[:3], giver=taker)
+    with pytest.raises(TypeError, match=r"shared_group is a list; expected a bucketlab\.DataParallelExecutorGroup"):
+        group(classifier(), giver=[giver])
 
 
 def test_auxiliary_states_are_shared_and_what_one_group_learns_the_other_knows():
