@@ -432,3 +432,14 @@ def test_a_single_context_takes_the_nested_form_too():
     made.forward_backward(cut_batch(SIZES[:1]))
     made.update()
     assert made.output_shapes == [("softmax_output", (2, 3))] and made._optimizer.rescale_grad == 1
+
+
+def test_a_group_lists_its_arrays_by_context_and_name():
+    made = module()
+    group = made._exec_group
+    assert [[array.shape for array in own] for own in group.data_arrays] == [[(2, 1, 6, 6)], [(3, 1, 5, 8)]]
+    assert [[array.shape for array in own] for own in group.label_arrays] == [[(2,)], [(3,)]]
+    assert group.data_shapes is made._data_shapes and isinstance(made._label_shapes, tuple)
+    assert [[desc.name for desc in own] for own in made._label_shapes] == [["softmax_label"]] * 2
+    made.forward(cut_batch(SIZES[:1]))
+    assert len(group.data_arrays) == 1 and len(group.execs) == 2
