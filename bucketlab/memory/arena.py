@@ -45,12 +45,30 @@ def _blocks(executor: Any) -> list[tuple[int, int]]:
     return [(owner, size) for owner, size, allocated in rows if size and not allocated]
 
 
+class _Lease:
+    """Keeps a buffer as long as an executor points into it, and until the engine has run all that still uses it.
+
+    An executor's own operators know nothing of the buffer, so the engine would free it under those that are under way.
+    """
+
+    def __init__(self, buffer: Any):
+        self.buffer = buffer
+
+    def __del__(self, wait: Any = mx.nd.waitall) -> None:
+        wait()
+
+
 class Arena:
     """Bytes that the executors of one context use in turn."""
 
     def __init__(self, context: Any):
         self.context = context
-        self.buffer: Any = None
+        self._lease: _Lease | None = None
+
+    @property
+    def buffer(self) -> Any:
+        """The array that they use, None before the first one is laid into it."""
+        return None if self._lease is None else self._lease.buffer
 
     @property
     def capacity(self) -> int:
@@ -63,7 +81,7 @@ class Arena:
 
     def grow(self, nbytes: int) -> None:
         """A new buffer of at least so many bytes; executors laid into the old one keep that alive."""
-        self.buffer = mx.nd.empty((_padded(nbytes) + ALIGNMENT,), ctx=self.context, dtype=np.uint8)
+        self._lease = _Lease(mx.nd.empty((_padded(nbytes) + ALIGNMENT,), ctx=self.context, dtype=np.uint8))
 
     def lay(self, executor: Any) -> None:
         """Point the working memory of a bound executor, never run, into the arena."""
@@ -74,8 +92,7 @@ class Arena:
         offset = -base % ALIGNMENT
         if sum(_padded(size) for _, size in blocks) > self.capacity:
             raise NotReadyError(f"an arena of {self.capacity} bytes does not hold the executor: grow it first")
-        # Outputs may be held by name after the executor is gone, so the arena lives as long as what points into it.
-        executor._arena = self.buffer
+        executor._arena = self._lease
         for chunk, size in blocks:
             ctypes.c_uint64.from_address(chunk + _DATA).value = base + offset
             ctypes.c_uint8.from_address(chunk + _STATIC).value = 1

@@ -100,3 +100,18 @@ def test_it_is_refused_where_it_is_not_proved(monkeypatch):
         module_with("arena", 8, bl.models.lstm_lm(20), 1)
     with pytest.raises(ValueError, match="'bumpy'"):
         module_with("bumpy", 8, bl.models.lstm_lm(20), 1)
+
+
+def test_a_module_may_be_dropped_while_the_engine_is_still_at_work():
+    # With the arena freed under running operators this corrupts the heap, and the process ends.
+    sym_gen = bl.models.lstm_lm(20, hidden=16, embed=8, layers=2)
+    rng = np.random.RandomState(0)
+    for turn in range(12):
+        module = module_with("arena", LENGTHS[turn % 4], sym_gen, 1 + turn % 2)
+        for key in rng.permutation(LENGTHS):
+            module.forward_backward(batch(int(key), turn))
+        module.forward(batch(8, turn), is_train=False)
+        del module
+        others = [mx.nd.zeros((int(size),)) for size in rng.randint(10, 3000, 50)]
+    mx.nd.waitall()
+    assert all(not array.asnumpy().any() for array in others)
