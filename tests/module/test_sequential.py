@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 import bucketlab as bl
 from bucketlab import mx
@@ -38,9 +40,7 @@ def chain(kinds=bl, contexts=None, **kwargs):
 def loss_chain(kinds=bl, contexts=None):
     made = kinds.SequentialModule()
     made.add(kinds.Module(layer("a", 2), label_names=None, context=contexts or mx.cpu()))
-    loss = kinds.PythonLossModule(
-        grad_func=lambda scores, labels: mx.nd.softmax(scores) - mx.nd.one_hot(labels, 2)
-    )
+    loss = kinds.PythonLossModule(grad_func=lambda scores, labels: mx.nd.softmax(scores) - mx.nd.one_hot(labels, 2))
     return made.add(loss, take_labels=True, auto_wiring=True)
 
 
@@ -118,9 +118,7 @@ class TestLikeMxnet:
             data = mx.io.NDArrayIter(x, y, batch_size=4, label_name="softmax_label")
             made = chain(kinds)
             made.fit(data, num_epoch=3, arg_params=start(), optimizer="adam", eval_data=data)
-            results.append(
-                (arrays(made.get_params()), made.score(data, ["acc", "ce"]), made.predict(data).asnumpy())
-            )
+            results.append((arrays(made.get_params()), made.score(data, ["acc", "ce"]), made.predict(data).asnumpy()))
         assert_same(results[1][0], results[0][0])
         assert results[1][1] == results[0][1]
         np.testing.assert_array_equal(results[1][2], results[0][2])
@@ -168,9 +166,7 @@ class TestGradients:
                     np.testing.assert_allclose(grad.asnumpy(), expected[name].asnumpy(), rtol=1e-5, atol=1e-6)
 
     def test_gradients_add_up_before_a_loss_in_python(self):
-        made = bound(
-            loss_chain(), params={"a_weight": mx.nd.ones((2, 4)), "a_bias": mx.nd.zeros((2,))}, grad_req="add"
-        )
+        made = bound(loss_chain(), params={"a_weight": mx.nd.ones((2, 4)), "a_bias": mx.nd.zeros((2,))}, grad_req="add")
         grad = made._modules[0]._exec_group.execs[0].grad_dict["a_weight"]
         made.forward_backward(batch())
         once = grad.asnumpy()
@@ -223,9 +219,7 @@ class TestWiring:
         data = mx.io.NDArrayIter(x, y, batch_size=4, label_name="softmax_label")
         made.bind(data.provide_data, for_training=False)
         made.init_params(mx.init.One())
-        np.testing.assert_allclose(
-            made.predict(data).asnumpy(), np.repeat(x.sum(1)[:, None], 3, 1), rtol=1e-5
-        )
+        np.testing.assert_allclose(made.predict(data).asnumpy(), np.repeat(x.sum(1)[:, None], 3, 1), rtol=1e-5)
 
     def test_names_that_do_not_meet_are_named_with_the_way_out(self):
         made = bl.SequentialModule().add(bl.Module(layer("a"), label_names=None))
@@ -244,24 +238,18 @@ class TestWiring:
     def test_each_module_gets_the_labels_that_it_names(self):
         made = bl.SequentialModule()
         made.add(bl.Module(layer("a"), label_names=None))
-        made.add(
-            bl.Module(classifier(label="first"), label_names=["first"]), take_labels=True, auto_wiring=True
-        )
+        made.add(bl.Module(classifier(label="first"), label_names=["first"]), take_labels=True, auto_wiring=True)
         made.bind([("data", (4, 4))], [("second", (4,)), ("first", (4,))])
         made.init_params(mx.init.One())
         given = batch(4)
         given = mx.io.DataBatch(given.data, [mx.nd.full((4,), 5), mx.nd.array([0, 1, 0, 1])])
         made.forward(given, is_train=True)
-        np.testing.assert_array_equal(
-            made._modules[1]._exec_group.execs[0].arg_dict["first"].asnumpy(), [0, 1, 0, 1]
-        )
+        np.testing.assert_array_equal(made._modules[1]._exec_group.execs[0].arg_dict["first"].asnumpy(), [0, 1, 0, 1])
         assert made._modules[1].label_shapes == [("first", (4,))]
 
     def test_a_loss_in_python_takes_its_own_of_several_labels(self):
         seen = []
-        loss = bl.PythonLossModule(
-            label_names=["y"], grad_func=lambda s, y: seen.append(y.asnumpy()) or s * 0
-        )
+        loss = bl.PythonLossModule(label_names=["y"], grad_func=lambda s, y: seen.append(y.asnumpy()) or s * 0)
         made = bl.SequentialModule().add(bl.Module(layer("a"), label_names=None))
         made.add(loss, take_labels=True, auto_wiring=True)
         made.bind([("data", (2, 4))], [("z", (2,)), ("y", (2,))])
@@ -322,9 +310,7 @@ class TestForms:
             module.init_optimizer(optimizer_params={"learning_rate": 0.1, "rescale_grad": 1.0})
             module.forward_backward(given)
             module.update()
-        np.testing.assert_allclose(
-            made.get_outputs()[0].asnumpy(), reference.get_outputs()[0].asnumpy(), rtol=1e-5
-        )
+        np.testing.assert_allclose(made.get_outputs()[0].asnumpy(), reference.get_outputs()[0].asnumpy(), rtol=1e-5)
         for name, value in arrays(reference.get_params()).items():
             np.testing.assert_allclose(arrays(made.get_params())[name], value, rtol=1e-4, atol=1e-6)
         metrics = [mx.metric.create("ce"), mx.metric.create("ce")]
@@ -335,12 +321,8 @@ class TestForms:
     @pytest.mark.parametrize("python_loss", [False, True])
     def test_shapes_of_each_contexts_own(self, python_loss):
         contexts = [mx.cpu(0), mx.cpu(1)]
-        made, reference = (
-            (loss_chain(bl, contexts), loss_chain()) if python_loss else (chain(bl, contexts), chain())
-        )
-        params = (
-            {"a_weight": mx.nd.ones((2, 4)) * 0.1, "a_bias": mx.nd.zeros((2,))} if python_loss else start()
-        )
+        made, reference = (loss_chain(bl, contexts), loss_chain()) if python_loss else (chain(bl, contexts), chain())
+        params = {"a_weight": mx.nd.ones((2, 4)) * 0.1, "a_bias": mx.nd.zeros((2,))} if python_loss else start()
         shapes = (
             [[("data", (4, 4))], [("data", (2, 4))]],
             [[("softmax_label", (4,))], [("softmax_label", (2,))]],
@@ -455,18 +437,14 @@ class TestRefusals:
             made.set_params({**zeros, "c_weight": mx.nd.ones((1,))}, {})
         assert_same(arrays(made.get_params()), before)
         made.set_params({"b_bias": mx.nd.ones((2,))}, {}, allow_missing=True)
-        made.set_params(
-            {**zeros, "c_weight": mx.nd.ones((1,)), "data": mx.nd.ones((1,))}, {}, allow_extra=True
-        )
+        made.set_params({**zeros, "c_weight": mx.nd.ones((1,)), "data": mx.nd.ones((1,))}, {}, allow_extra=True)
         assert not arrays(made.get_params())["b_bias"].any()
 
     def test_parameters_that_two_modules_have_are_named_before_any_is_written(self):
         made = bl.SequentialModule().add(bl.Module(layer("a", 4), label_names=None))
         made.add(bl.Module(classifier("a")), take_labels=True, auto_wiring=True)
         made.bind([("data", (2, 4))], [("softmax_label", (2,))])
-        with pytest.raises(
-            ValueError, match=r"'a_(weight|bias)' is in module 0 \(Module\) and in module 1 \(Module\)"
-        ):
+        with pytest.raises(ValueError, match=r"'a_(weight|bias)' is in module 0 \(Module\) and in module 1 \(Module\)"):
             made.init_params(mx.init.One())
         assert not any(module.params_initialized for module in made._modules)
 
@@ -550,9 +528,7 @@ class TestParametersAndOptimizers:
         made.forward_backward(batch())
         assert made.get_input_grads()[0].shape == (ROWS, 4)
 
-    @pytest.mark.parametrize(
-        "settings", [{"optimizer": "adam"}, {"optimizer": "sgd", "momentum": 0.9, "wd": 0.1}]
-    )
+    @pytest.mark.parametrize("settings", [{"optimizer": "adam"}, {"optimizer": "sgd", "momentum": 0.9, "wd": 0.1}])
     def test_an_optimizer_object_counts_for_each_module_by_itself(self, settings):
         name = settings.pop("optimizer")
         settings = {**settings, "learning_rate": 0.05, "rescale_grad": 1 / ROWS}
@@ -652,9 +628,7 @@ class TestMembers:
         bound(flat := chain())
         for module in (made, flat):
             module.forward(batch(), is_train=False)
-        np.testing.assert_allclose(
-            made.get_outputs()[0].asnumpy(), flat.get_outputs()[0].asnumpy(), rtol=1e-5
-        )
+        np.testing.assert_allclose(made.get_outputs()[0].asnumpy(), flat.get_outputs()[0].asnumpy(), rtol=1e-5)
         with pytest.raises(ValueError, match=r"module 0 \(SequentialModule\): module 1 \(Module\).*c_bias"):
             made.set_params({**params, "c_bias": mx.nd.zeros((9,))}, {})
         found = trained(made)
@@ -671,9 +645,7 @@ class TestMembers:
     def test_sparse_rows_are_pulled_for_the_module_that_has_them(self):
         weight = mx.sym.Variable("e_weight", stype="row_sparse")
         embed = mx.sym.sum(
-            mx.sym.contrib.SparseEmbedding(
-                mx.sym.Variable("data"), weight=weight, input_dim=5, output_dim=3, name="e"
-            ),
+            mx.sym.contrib.SparseEmbedding(mx.sym.Variable("data"), weight=weight, input_dim=5, output_dim=3, name="e"),
             axis=1,
         )
         made = bl.SequentialModule().add(bl.Module(embed, label_names=None, context=[mx.cpu(0), mx.cpu(1)]))
@@ -705,3 +677,62 @@ class TestMembers:
         assert [part.rows for part in made.slices().contexts] == [3, 3]
         assert made._total_exec_bytes == made.memory().distinct > 0
         assert chain()._total_exec_bytes == 0
+
+
+def bad_batch(width=4, labels=ROWS):
+    return mx.io.DataBatch([mx.nd.ones((ROWS, width))], [mx.nd.zeros((labels,))])
+
+
+SHAPES = [("data", (ROWS, 4))], [("softmax_label", (ROWS,))]
+WRONG = {"b_weight": mx.nd.ones((2, 9))}
+CALLS = {
+    "bind": lambda made: made.bind(*SHAPES),
+    "bind smaller": lambda made: made.bind([("data", (2, 4))], [("softmax_label", (2,))], force_rebind=True),
+    "bind for inference": lambda made: made.bind(SHAPES[0], for_training=False, force_rebind=True),
+    "bind wrong name": lambda made: made.bind([("date", (ROWS, 4))], SHAPES[1], force_rebind=True),
+    "bind wrong rows": lambda made: made.bind(SHAPES[0], [("softmax_label", (9,))], force_rebind=True),
+    "bind wrong width": lambda made: made.bind([("data", (ROWS, 5))], SHAPES[1], force_rebind=True),
+    "bind wrong request": lambda made: made.bind(*SHAPES, force_rebind=True, grad_req="ad"),
+    "bind shared": lambda made: made.bind(*SHAPES, shared_module=made, force_rebind=True),
+    "init": lambda made: made.init_params(mx.init.One()),
+    "init missing": lambda made: made.init_params(arg_params={"a_weight": mx.nd.ones((3, 4))}, force_init=True),
+    "set": lambda made: made.set_params(start(), {}),
+    "set wrong": lambda made: made.set_params({**start(), **WRONG}, {}),
+    "set unknown": lambda made: made.set_params({**start(), "c": mx.nd.ones((1,))}, {}),
+    "set some wrong": lambda made: made.set_params({"a_bias": mx.nd.ones((3,)), **WRONG}, {}, allow_missing=True),
+    "optimizer": lambda made: made.init_optimizer(),
+    "wrong optimizer": lambda made: made.init_optimizer(optimizer=3, force_init=True),
+    "forward": lambda made: made.forward(batch(), is_train=made.for_training),
+    "forward other rows": lambda made: made.forward(batch(3)),
+    "forward wrong width": lambda made: made.forward(bad_batch(width=7)),
+    "forward wrong labels": lambda made: made.forward(bad_batch(labels=3)),
+    "backward": lambda made: made.backward(),
+    "backward wrong": lambda made: made.backward([mx.nd.ones((1,)), mx.nd.ones((1,))]),
+    "update": lambda made: made.update(),
+    "outputs": lambda made: made.get_outputs(),
+    "input gradients": lambda made: made.get_input_grads(),
+    "wrong states": lambda made: made.set_states([mx.nd.ones((1,))]),
+}
+
+
+def visible(made):
+    """All that a caller can see of a chain."""
+    flags = [(m.binded, m.params_initialized, m.optimizer_initialized, m.for_training) for m in (made, *made._modules)]
+    shapes = [(m.data_shapes, m.label_shapes) for m in (made, *made._modules) if m.binded]
+    params = arrays(made.get_params()) if made.binded and made.params_initialized else {}
+    return flags, shapes, {name: value.tolist() for name, value in params.items()}
+
+
+@hypothesis.given(calls=st.lists(st.sampled_from(sorted(CALLS)), min_size=1, max_size=14))
+@hypothesis.settings(max_examples=40)
+@pytest.mark.filterwarnings("ignore")
+def test_whatever_is_refused_changes_nothing_and_says_why(calls):
+    made = chain()
+    for name in calls:
+        before = visible(made)
+        try:
+            CALLS[name](made)
+        except mx.base.MXNetError as error:
+            raise AssertionError(f"{calls}: the engine's own words") from error
+        except (ValueError, TypeError, RuntimeError) as refusal:
+            assert visible(made) == before and len(str(refusal)) > 20, f"{name} of {calls}"

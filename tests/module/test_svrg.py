@@ -31,9 +31,7 @@ def iterator(rows=ROWS, shuffle=False, seed=3):
 
 
 def module(kind=bl.SVRGModule, symbol=None, update_freq=2, **kwargs):
-    return kind(
-        regression() if symbol is None else symbol, ["data"], ["label"], update_freq=update_freq, **kwargs
-    )
+    return kind(regression() if symbol is None else symbol, ["data"], ["label"], update_freq=update_freq, **kwargs)
 
 
 def start(name="fc1"):
@@ -83,6 +81,13 @@ class TestLikeMxnet:
         expected = fitted(MxnetSVRGModule, **dict(settings))
         assert_same(fitted(**dict(settings)), expected)
         assert not np.array_equal(expected["fc1_weight"], start()["fc1_weight"].asnumpy())
+
+    def test_as_many_shuffles(self):
+        after = []
+        for kind in (MxnetSVRGModule, bl.SVRGModule):
+            fitted(kind)
+            after.append(np.random.rand())
+        assert after[0] == after[1]
 
     def test_an_optimizer_object(self):
         def adam():
@@ -187,9 +192,7 @@ class TestMeanGradient:
 class TestMended:
     def test_layers_with_full_in_their_name_are_trained(self):
         found = fitted(name="fullyconnected0")
-        assert_same(
-            {name.replace("fullyconnected0", "fc1"): value for name, value in found.items()}, fitted()
-        )
+        assert_same({name.replace("fullyconnected0", "fc1"): value for name, value in found.items()}, fitted())
 
     def test_training_is_meant_where_is_train_is_not_said(self):
         data = iterator()
@@ -216,9 +219,7 @@ class TestMended:
             stypes = {"stype": "csr"} if sparse else {}, {"stype": "row_sparse"} if sparse else {}
             data = mx.sym.Variable("data", **stypes[0])
             weight = mx.sym.Variable("v", shape=(4, 1), init=mx.init.Zero(), **stypes[1])
-            net = mx.sym.LinearRegressionOutput(
-                mx.sym.dot(data, weight), mx.sym.Variable("label"), name="out"
-            )
+            net = mx.sym.LinearRegressionOutput(mx.sym.dot(data, weight), mx.sym.Variable("label"), name="out")
             values = x.tostype("csr") if sparse else x
             batches = mx.io.NDArrayIter(values, {"label": mx.nd.ones((4, 1))}, 2, last_batch_handle="discard")
             made = module(symbol=net)
@@ -242,9 +243,7 @@ class TestMended:
     def test_parameters_are_untouched_by_init_optimizer(self):
         made = bound(context=[mx.cpu(0), mx.cpu(1)], kvstore="local")
         for executor in made._exec_group.execs:
-            np.testing.assert_array_equal(
-                executor.arg_dict["fc1_weight"].asnumpy(), start()["fc1_weight"].asnumpy()
-            )
+            np.testing.assert_array_equal(executor.arg_dict["fc1_weight"].asnumpy(), start()["fc1_weight"].asnumpy())
 
 
 class TestRefusals:
