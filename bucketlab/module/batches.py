@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from bucketlab._engine import mx
-from bucketlab.errors import DescriptionError, ShapeError, SliceError
+from bucketlab.errors import BucketError, DescriptionError, ShapeError, SliceError
 from bucketlab.feeding import check_array, is_array
 from bucketlab.module import cut
 from bucketlab.module.cut import described
-from bucketlab.shapes import BatchShapes, parse
+from bucketlab.shapes import BatchShapes, DataDesc, describe, is_per_context, parse
 from bucketlab.slicing import row_counts
 
 DataBatch = mx.io.DataBatch
@@ -49,12 +49,53 @@ def fitting(
             f"the batch has {len(data)} data array(s) and the module takes {len(shapes.data)}: "
             f"{[desc.name for desc in shapes.data]}"
         )
+    if shapes.label is None and label and group.for_training and set(label_names) & set(group.arg_names):
+        # Bound without labels, and the network learns from some: it would learn from zeros.
+        return batch, _flat_shapes(batch, data_names, label_names, shapes)
     batch = _in_order(batch, shapes)
     as_bound = all(tuple(source.shape) == desc.shape for source, desc in zip(batch.data, shapes.data))
     if as_bound and (not labels_too or _labels_fit(batch, shapes)):
         _check_labels(batch, shapes)
         return batch, None
     return batch, _flat_shapes(batch, data_names, label_names, shapes)
+
+
+def bucket_key(batch: Any) -> Hashable:
+    """The bucket of a batch, or the one of all batches of a list. Raises BucketError where these differ."""
+    if not isinstance(batch, list):
+        key: Hashable = getattr(batch, "bucket_key", None)
+        return key
+    keys = [getattr(part, "bucket_key", None) for part in batch]
+    if any(key != keys[0] for key in keys):
+        raise BucketError(f"the batch is a list of batches of buckets {keys}; all of them need the same bucket_key")
+    return keys[0] if keys else None
+
+
+def announced_shapes(batch: Any, data_names: Sequence[str], label_names: Sequence[str]) -> tuple[Any, Any]:
+    """Data and label shapes to bind for a batch: as it describes its arrays, with the shapes that they have.
+
+    None where it describes none.
+    """
+    if isinstance(batch, list):
+        sides = list(zip(*(announced_shapes(part, data_names, label_names) for part in batch)))
+        return (list(sides[0]) if all(sides[0]) else None), (list(sides[1]) if any(sides[1]) else None)
+    label = getattr(batch, "label", None)
+    described = getattr(batch, "provide_label", None)
+    if not described and label and len(label) == len(label_names):
+        described = list(zip(label_names, [getattr(array, "shape", ()) for array in label]))
+    return _sized(getattr(batch, "provide_data", None), getattr(batch, "data", None)), _sized(described, label)
+
+
+def _sized(described: Any, arrays: Any) -> Any:
+    """Descriptions with the shapes of the arrays; as they are where these do not tell."""
+    if not described or not isinstance(arrays, (list, tuple)) or len(described) != len(arrays):
+        return described
+    if is_per_context(described):
+        return [_sized(one, own) for one, own in zip(described, arrays)]
+    if not all(map(is_array, arrays)):
+        return described
+    descs = [describe(entry) for entry in described]
+    return [DataDesc(d.name, tuple(array.shape), d.dtype, d.layout) for d, array in zip(descs, arrays)]
 
 
 def announced_rows(source: Any) -> list[tuple[Hashable, int]]:

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from bucketlab._engine import mx
 from bucketlab.errors import BucketError, NotReadyError
 from bucketlab.failures import tell
-from bucketlab.module import bucket_params, checkpoints
+from bucketlab.module import batches, bucket_params, checkpoints
 from bucketlab.module.base import BaseModule, _check_input_names
 from bucketlab.module.module import DEFAULT_INITIALIZER, Module
 from bucketlab.module.prebind import shapes_of
@@ -57,6 +57,8 @@ class BucketingModule(BaseModule):
         super().__init__(logger=logger)
         if default_bucket_key is None:
             raise BucketError("default_bucket_key is None; give the key of the bucket that is bound first")
+        if not callable(sym_gen):
+            raise TypeError(f"sym_gen is {type(sym_gen).__name__}; expected a function of the bucket key")
         self._sym_gen = sym_gen
         self._default_bucket_key = default_bucket_key
         self._generated: dict[Hashable, tuple[Any, list[str], list[str]]] = {}
@@ -103,7 +105,7 @@ class BucketingModule(BaseModule):
             raise BucketError(f"bucket_key is {key!r}, which is not hashable; use an int, string or tuple") from None
         if known is None:
             made = self._call_sym_gen(key)
-            if not isinstance(made, tuple) or len(made) != 3:
+            if not isinstance(made, (tuple, list)) or len(made) != 3 or not isinstance(made[0], mx.sym.Symbol):
                 raise BucketError(f"sym_gen({key!r}) returned {made!r}; expected (symbol, data_names, label_names)")
             symbol, data_names, label_names = made
             known = self._generated[key] = (symbol, list(data_names or []), list(label_names or []))
@@ -136,6 +138,8 @@ class BucketingModule(BaseModule):
 
     def _reset_bind(self) -> None:
         """Forget all executors; parameters and optimizer stay with the module that holds them."""
+        if self._giver is not None and self.params_initialized and self._params_dirty:
+            self._sync_params_from_devices()
         self._buckets = {}
         self._curr_bucket_key = self._curr_module = None
         self.binded = False
@@ -166,7 +170,7 @@ class BucketingModule(BaseModule):
         key = self._default_bucket_key
         loaded = self._buckets.get(key) if not self.binded else None
         module = loaded if loaded is not None else self._new_module(key)
-        if self.binded and self.params_initialized:
+        if self.params_initialized and loaded is None and self._giver is not None:
             self._hand_over(module)
         with self._residency.binding(key):
             elsewhere: dict[str, Any] = {} if host == "cpu" else {"host": host}
@@ -183,7 +187,7 @@ class BucketingModule(BaseModule):
     def _hand_over(self, module: Module) -> None:
         """Before a re-bind: parameters, their memory and the optimizer go from the bucket that gave them to another."""
         giver = self._giver
-        if self._params_dirty:
+        if self._params_dirty and self.binded:
             self._sync_params_from_devices()
         module._arg_params, module._aux_params = giver._arg_params, giver._aux_params
         module._exec_group, module.params_initialized = giver._exec_group, True
@@ -198,12 +202,27 @@ class BucketingModule(BaseModule):
         """
         if not self.binded:
             raise NotReadyError("switch_bucket() needs bound executors: call bind(data_shapes, label_shapes) first")
-        module = self._bucket(bucket_key, data_shapes, label_shapes)
+        self._make_current(bucket_key, self._bucket(bucket_key, data_shapes, label_shapes))
+
+    def _make_current(self, bucket_key: Hashable, module: Module) -> None:
         if self._curr_module is not module:
             self._curr_module, self._curr_bucket_key = module, bucket_key
             if self._residency.limited:
                 self._come_back(bucket_key, module)
             self._notify("switch", bucket_key)
+
+    def _bucket_of(self, batch: Any) -> Module:
+        """The bucket of a batch, which is bound to the shapes of its arrays when it is met for the first time."""
+        key = batches.bucket_key(batch)
+        try:
+            known = self._buckets.get(key)
+        except TypeError:
+            known = None
+        if known is not None and known.binded:
+            return known
+        if key is None:
+            return self._bucket(key, None, None)
+        return self._bucket(key, *batches.announced_shapes(batch, *self._generate(key)[1:]))
 
     def _bucket(self, key: Hashable, data_shapes: Any, label_shapes: Any) -> Module:
         try:
@@ -428,39 +447,37 @@ class BucketingModule(BaseModule):
         if self.optimizer_initialized and not force_init:
             self.logger.warning("Optimizer is initialised already: init_optimizer() does nothing; pass force_init=True")
             return
-        self._curr_module.init_optimizer(kvstore, optimizer, optimizer_params, force_init=force_init)
+        current, waiting = self._curr_module, self._preload_opt_states
+        before, current._preload_opt_states = current._preload_opt_states, waiting or current._preload_opt_states
+        try:
+            current.init_optimizer(kvstore, optimizer, optimizer_params, force_init=force_init)
+        except BaseException:
+            current._preload_opt_states = before
+            raise
+        self._preload_opt_states = None
         for module in self._buckets.values():
             if module is not self._curr_module and module.binded:
                 module.borrow_optimizer(self._curr_module)
         self.optimizer_initialized = True
-        if self._preload_opt_states is not None:
-            self.load_optimizer_states(self._preload_opt_states)
-            self._preload_opt_states = None
 
     # ------------------------------------------------------------------ running
 
     def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
         """Bind the bucket of a batch that comes next, and pull the rows of sparse parameters that it needs."""
         self._require("prepare()")
-        module = self._bucket(data_batch.bucket_key, data_batch.provide_data, data_batch.provide_label)
+        module = self._bucket_of(data_batch)
         module.prepare(data_batch, sparse_row_id_fn=sparse_row_id_fn)
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
         """Switch to the bucket of the batch, and run it."""
         self._require("forward()")
-        key = getattr(data_batch, "bucket_key", None)
-        if key is None:
-            raise BucketError(
-                "the batch has no bucket_key; set batch.bucket_key, or use an iterator made for buckets such as "
-                "BucketIter"
-            )
         self._curr_module._tokens_to_learn(data_batch, is_train)
+        before = self._curr_bucket_key, self._curr_module
         try:
-            self.switch_bucket(
-                key, getattr(data_batch, "provide_data", None), getattr(data_batch, "provide_label", None)
-            )
+            self._make_current(batches.bucket_key(data_batch), self._bucket_of(data_batch))
             self._curr_module.forward(data_batch, is_train=is_train)
         except Exception as error:
+            self._make_current(*before)
             tell(error, self, data_batch)
             raise
         self._notify("forward", data_batch)

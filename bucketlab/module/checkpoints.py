@@ -48,6 +48,8 @@ def save(module: Any, prefix: str, epoch: int, save_optimizer_states: bool = Fal
     if not keys:
         raise BucketError("the module has no bucket to save: call bind() first")
     _check_keys(keys)
+    if save_optimizer_states:
+        module._require("save_checkpoint()", optimizer=True)
     module.save_params(f"{prefix}-{epoch:04d}.params")
     for key in keys:
         module._generate(key)[0].save(symbol_file(prefix, key), remove_amp_cast=False)
@@ -56,7 +58,6 @@ def save(module: Any, prefix: str, epoch: int, save_optimizer_states: bool = Fal
     else:
         mx.nd.save(f"{prefix}.buckets", {repr(key): mx.nd.array([i]) for i, key in enumerate(keys)})
     if save_optimizer_states:
-        module._require("save_optimizer_states", optimizer=True)
         module._curr_module.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
 
 

@@ -73,6 +73,8 @@ class Module(BaseModule):
         grad_scale: str = "rows",
     ):
         super().__init__(logger=logger)
+        if not isinstance(symbol, mx.sym.Symbol):
+            raise TypeError(f"symbol is {type(symbol).__name__}; expected an mx.sym.Symbol")
         self._context = contexts_of(context)
         self._work_load_list = [1] * len(self._context) if work_load_list is None else list(work_load_list)
         check_workload(self._work_load_list, len(self._context))
@@ -85,10 +87,10 @@ class Module(BaseModule):
         self._group2ctxs = group2ctxs
         self._compression_params = compression_params
         self._symbol = symbol
-        self._data_names = list(data_names or [])
-        self._label_names = list(label_names or [])
-        self._state_names = list(state_names or [])
-        self._fixed_param_names = list(fixed_param_names or [])
+        self._data_names = names_of("data_names", data_names)
+        self._label_names = names_of("label_names", label_names)
+        self._state_names = names_of("state_names", state_names)
+        self._fixed_param_names = names_of("fixed_param_names", fixed_param_names)
         _check_input_names(symbol, self._data_names, "data", True)
         _check_input_names(symbol, self._label_names, "label", False)
         _check_input_names(symbol, self._state_names, "state", True)
@@ -644,8 +646,9 @@ class Module(BaseModule):
 
     def update(self) -> None:
         """One step of the optimizer with the gradients at hand."""
-        if not (self.binded and self.params_initialized and self.optimizer_initialized):
+        if not (self.binded and self.params_initialized and self.optimizer_initialized and self.for_training):
             self._require("update()", optimizer=True)
+            raise NotReadyError("update() needs executors for training; bind with for_training=True")
         self._params_dirty = self._exec_group._memory.ahead = True
         if self._scale is not None:
             self._scale.follow(self._rows() if self._tokens is None else self._tokens.spend())
@@ -711,8 +714,10 @@ class Module(BaseModule):
         self, prefix: str, epoch: int, save_optimizer_states: bool = False, remove_amp_cast: bool = True
     ) -> None:
         """Write ``PREFIX-symbol.json``, ``PREFIX-EPOCH.params`` and, if asked, ``PREFIX-EPOCH.states``."""
-        self._symbol.save(f"{prefix}-symbol.json", remove_amp_cast=remove_amp_cast)
+        if save_optimizer_states:
+            self._require("save_checkpoint() with optimizer states", optimizer=True)
         self.save_params(f"{prefix}-{epoch:04d}.params")
+        self._symbol.save(f"{prefix}-symbol.json", remove_amp_cast=remove_amp_cast)
         if save_optimizer_states:
             self.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
 
@@ -756,6 +761,13 @@ class _Keeper:
     def __init__(self, group: DataParallelExecutorGroup):
         self.contexts = group.contexts
         self._memory = group._memory.without_executors()
+
+
+def names_of(argument: str, given: Any) -> list[str]:
+    """Names as a list. Raises TypeError for a single string, which would be taken letter by letter."""
+    if isinstance(given, str):
+        raise TypeError(f"{argument} is {given!r}; give a list of names, such as [{given!r}]")
+    return list(given or [])
 
 
 def contexts_of(context: Any) -> list[Any]:
