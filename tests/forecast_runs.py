@@ -39,8 +39,11 @@ def batches(key: int, data):
     return [mx.nd.ones(data[0][1])], [mx.nd.ones(label)]
 
 
-def run(model, given, contexts, workloads=None, optimizer=("sgd", {}), rounds=3):
-    """Train a step in every bucket of ``given``, ``rounds`` times over; a module is taken as it is."""
+def run(model, given, contexts, workloads=None, optimizer=("sgd", {}), rounds=3, after=lambda module: None):
+    """Train a step in every bucket of ``given``, ``rounds`` times over; a module is taken as it is.
+
+    ``after(module)`` is called after every step.
+    """
     module, keys = model, list(given)
     if not hasattr(model, "bind"):
         module = bl.BucketingModule(
@@ -56,4 +59,5 @@ def run(model, given, contexts, workloads=None, optimizer=("sgd", {}), rounds=3)
     for batch in made * rounds:
         module.forward_backward(batch)
         module.update()
+        after(module)
     return module

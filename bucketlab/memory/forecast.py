@@ -52,8 +52,9 @@ class ContextForecast:
 
 @dataclass(frozen=True)
 class BucketForecast:
-    """One bucket. ``alone`` are the bytes, at least, that a run of it alone takes, all contexts and optimizer
-    included; ``new`` what it adds when it first comes, in the order given (less than 0: it frees more than it takes).
+    """One bucket. ``alone`` are the bytes of arrays and working memory that a run of it alone takes, all contexts and
+    the optimizer included; ``new`` what it adds when it first comes, in the order given (less than 0: it frees more
+    than it takes).
     """
 
     bucket: Hashable
@@ -243,22 +244,26 @@ def forecast(
         states=None if state_names is None else tuple(state_names),
     )  # fmt: skip
     buckets = read_batches(batches, found)
-    return _Office(Stage(found), buckets, ShapeRule(buckets, shapes_of)).forecast()
+    notes = []
+    if getattr(batches, "last", None) == "short":
+        notes.append("the iterator's last batches may have fewer rows (last='short'); what they add is not in here")
+    return _Office(Stage(found), buckets, ShapeRule(buckets, shapes_of), notes).forecast()
 
 
 class _Office:
     """Makes a forecast, and answers what it is asked afterwards."""
 
-    def __init__(self, stage: Stage, buckets: Sequence[Bucket], rule: ShapeRule):
+    def __init__(self, stage: Stage, buckets: Sequence[Bucket], rule: ShapeRule, notes: Sequence[str]):
         self.model, self.stage, self.buckets, self.rule = stage.model, stage, list(buckets), rule
+        self.notes = tuple(notes)
         self._costs: dict[tuple[Any, int], int] = {}
         self._best: tuple[Bucket, ...] = ()
 
     def forecast(self) -> Forecast:
         given = self.stage.rehearse(self.buckets)
         alone = [self.stage.rehearse([bucket]) for bucket in self.buckets]
-        self._best, best, tried = self._search(given, [one.at_least for one in alone])
-        notes = []
+        self._best, best, tried = self._search(given, [one.total for one in alone])
+        notes = list(self.notes)
         if not given.settled:
             notes.append("buckets go on taking the working memory from each other; the total is that of the last round")
         return Forecast(
@@ -291,7 +296,7 @@ class _Office:
                 found.append(Amount(context, OPERATORS, own.low, own.high))
             rows = self.stage.rows(bucket, i)
             contexts.append(ContextForecast(context, rows, added(found), draft.outputs))
-        return BucketForecast(bucket.key, bucket.rows, tuple(contexts), alone.at_least, new)
+        return BucketForecast(bucket.key, bucket.rows, tuple(contexts), alone.total, new)
 
     def _search(self, given: Outlook, alone: Sequence[int]) -> tuple[tuple[Bucket, ...], Outlook, int]:
         """The order that ends with the fewest bytes, of those tried; then with the lowest peak and the fewest binds."""
@@ -303,7 +308,7 @@ class _Office:
             tried += 1
             if (outlook.total, outlook.peak, outlook.binds) < (best.total, best.peak, best.binds):
                 best, order = outlook, candidate
-            if best.at_least <= max(alone):
+            if best.total <= max(alone):
                 # Nothing can be below what one bucket takes when it is alone.
                 break
         return order, best, tried
@@ -323,7 +328,7 @@ class _Office:
     def under_mxnet(self) -> Forecast:
         from bucketlab.memory.theirs import TheirStage
 
-        return _Office(TheirStage(self.model), self.buckets, self.rule).forecast()
+        return _Office(TheirStage(self.model), self.buckets, self.rule, self.notes).forecast()
 
     def bytes_of(self, key: Any, rows: int) -> int:
         if (key, rows) not in self._costs:

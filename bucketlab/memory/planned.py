@@ -101,6 +101,8 @@ def read_model(
     """
     found = _found(model, batches)
     found.update((name, value) for name, value in given.items() if value is not None)
+    if found.get("working_memory", "shared") not in ("shared", "arena"):
+        raise ValueError(f"working_memory is {found['working_memory']!r}; choose 'shared' or 'arena'")
     where, shares = found.pop("contexts", None), found.pop("workload", None)
     if contexts is None and where is None:
         where = shares = getattr(batches, "workloads", None)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bucketlab.errors import NotReadyError
 from bucketlab.memory.diff import ByteChange
+from bucketlab.memory.ledger import REST
 from bucketlab.memory.protocol import collect
 from bucketlab.record.attach import attached
 from bucketlab.record.holdings import Holdings, Reader
@@ -19,6 +20,8 @@ __all__ = ["Growth", "Timeline", "growth_of", "timeline"]
 
 _ARRAYS_NAMED = 5
 _OF_ALL = ("optimizer", "kvstore", "host")
+_OF_INPUTS = ("data", "label", "state", "other", REST)
+_OTHER = {"+": "-", "-": "+"}
 
 
 @dataclass(frozen=True)
@@ -128,13 +131,24 @@ def timeline(source: Any) -> Timeline:
 
 def growth_of(step: int | None, kind: str, bucket: Hashable, before: Holdings, after: Holdings) -> Growth:
     """One event, from what was held before and after it."""
-    changes = tuple(
+    changes = _without_shifts(
         ByteChange(label, before.roles.get(label, 0), after.roles.get(label, 0))
         for label in dict.fromkeys((*before.roles, *after.roles))
         if before.roles.get(label, 0) != after.roles.get(label, 0)
     )
     arrays = _named(before, after) if changes else ()
     return Growth(step, kind, bucket, before.total, after.total, changes, arrays)
+
+
+def _without_shifts(changes: Iterable[ByteChange]) -> tuple[ByteChange, ...]:
+    """Without what only goes from one role to another: of an input's array each bucket shows as much as it needs."""
+    found = list(changes)
+    net: dict[str, int] = {}
+    for change in found:
+        context, role = change.label
+        if role in _OF_INPUTS:
+            net[context] = net.get(context, 0) + change.added
+    return tuple(change for change in found if change.label[1] not in _OF_INPUTS or net[change.label[0]])
 
 
 def _named(before: Holdings, after: Holdings) -> tuple[str, ...]:
@@ -145,6 +159,8 @@ def _named(before: Holdings, after: Holdings) -> tuple[str, ...]:
             name, role, size = there[place]
             label = f"{sign}{name} ({role.replace('_', ' ')})"
             sizes[label] = max(sizes.get(label, 0), size)
+    # What was only made anew, as large as before, explains nothing.
+    sizes = {label: size for label, size in sizes.items() if sizes.get(_OTHER[label[0]] + label[1:]) != size}
     return tuple(sorted(sizes, key=lambda label: (-sizes[label], label))[:_ARRAYS_NAMED])
 
 

@@ -44,13 +44,13 @@ def _order(keys: Sequence[Hashable], limit: int = 12) -> str:
 
 def headline(expected: Forecast) -> list[str]:
     """What a person asks first, in a sentence each."""
-    about = "" if expected.exact else "at least "
-    lines = [
-        f"{about}{expected.total:,} bytes ({byte_size(expected.total)}) of arrays and working memory, each byte once"
-    ]
+    ways = {"arena": "in an arena: ", "mxnet": "shared as mx.mod does it: "}
+    about = ways.get(expected.working_memory, "") + ("" if expected.exact else "at least ")
+    size = f"{expected.total:,} bytes ({byte_size(expected.total)})"
+    lines = [f"{about}{size} of arrays and working memory, each byte once"]
     if len(expected.buckets) > 1:
         hungriest = expected.hungriest
-        lines[0] += f"; {share(expected.at_least, hungriest.alone)} of the hungriest bucket alone"
+        lines[0] += f"; {share(expected.total, hungriest.alone)} of the hungriest bucket alone"
         lines.append(
             f"in the order {_order(expected.order)}: {expected.total:,} bytes; in the best of {expected.orders_tried} "
             f"orders tried, {_order(expected.best_order)}: {expected.best_total:,} bytes"
@@ -148,7 +148,7 @@ def forecast_html(expected: Forecast) -> str:
 
 
 def forecast_figure(expected: Forecast) -> StillFigure:
-    """Bars: each bucket's roles as it would run alone, then all of them with sharing in the order given."""
+    """Bars: each bucket as it would run alone, then all of them with sharing; what is certain of operators besides."""
     from bucketlab.views.figures import StillFigure
     from bucketlab.views.html import PALETTE
 
@@ -156,9 +156,10 @@ def forecast_figure(expected: Forecast) -> StillFigure:
         "parameters, states": ("parameter", "gradient", "auxiliary", "optimizer", "kvstore", "host", "rest of blocks"),
         "inputs": (*_INPUTS, "input_gradient"),
         "working memory": ("pool",),
+        "operators": ("operators", "head gradients"),
     }
     buckets = expected.buckets[:_BUCKET_LIMIT]
-    figure = StillFigure(7.5, 1.6 + 0.26 * (len(buckets) + 1))
+    figure = StillFigure(7.5, 1.9 + 0.26 * (len(buckets) + 1))
     axes = figure.add_subplot()
     bars: list[tuple[str, list[int]]] = []
     for bucket in buckets:
@@ -169,7 +170,8 @@ def forecast_figure(expected: Forecast) -> StillFigure:
         # What belongs to no single bucket is the rest of what its run takes.
         inner[0] = bucket.alone - inner[1] - inner[2]
         bars.append((_name(bucket.bucket), inner))
-    whole = [sum(amount.low for amount in expected.amounts if amount.role in roles) for roles in groups.values()]
+    every = (*expected.amounts, *expected.besides)
+    whole = [sum(amount.low for amount in every if amount.role in roles) for roles in groups.values()]
     bars.append(("all, shared", whole))
     for place, (_, sizes) in enumerate(bars):
         left = 0
@@ -184,7 +186,8 @@ def forecast_figure(expected: Forecast) -> StillFigure:
     axes.tick_params(axis="x", labelsize=8)
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    below = -0.4 / figure.get_figheight()
+    axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, below), ncols=len(groups))
     best = f"; {byte_size(expected.best_total)} in the best order" if len(expected.buckets) > 1 else ""
     axes.set_title(f"Forecast: {byte_size(expected.total)}{best}", fontsize=10)
     return figure

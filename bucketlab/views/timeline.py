@@ -79,6 +79,8 @@ def timeline_html(line: Timeline) -> str:
 
 def timeline_figure(line: Timeline) -> StillFigure:
     """Bytes after each event as steps, with the largest ones named."""
+    from matplotlib.ticker import MaxNLocator
+
     from bucketlab.views.figures import StillFigure
     from bucketlab.views.html import PALETTE
 
@@ -96,6 +98,7 @@ def timeline_figure(line: Timeline) -> StillFigure:
             )  # fmt: skip
     axes.set_ylim(0, 1.15 * max([1, line.start, *(event.after for event in line.events)]))
     axes.yaxis.set_major_formatter(lambda size, _: byte_size(round(size)))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("event", fontsize=9)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)

@@ -68,6 +68,22 @@ def test_a_module_answers_for_itself_before_and_after_its_bind():
     assert {role for role in ("optimizer", "kvstore") if after.of(role=role)} == {"optimizer", "kvstore"}
 
 
+def test_the_peak_is_the_most_that_has_memory_after_any_step():
+    model, lengths = MODELS["lstm"]
+    given = {key: shapes(key, rows) for key, rows in zip(lengths, (40, 6, 20))}
+    expected = forecast(model, given)
+    allocated = []
+
+    def look(module):
+        mx.nd.waitall()
+        gc.collect()
+        allocated.append(memory(module).allocated)
+
+    run(model, given, [mx.cpu()], after=look)
+    assert expected.peak == max(allocated)
+    assert allocated[-1] == expected.total
+
+
 def test_nothing_is_allocated_and_nothing_bound():
     model, lengths = MODELS["lstm"]
     module = bl.BucketingModule(model, default_bucket_key=lengths[0], context=TWO)
@@ -278,6 +294,8 @@ def test_refusals_name_what_does_not_fit():
         forecast(model, {**given, 7: shapes(8, ROWS)})
     with pytest.raises(BucketError, match=r"bucket \(3, 4\) is not among those forecast, .*give shapes_of"):
         forecast(model, given).bytes_of((3, 4), 2)
+    with pytest.raises(ValueError, match="working_memory is 'pool'; choose 'shared' or 'arena'"):
+        forecast(model, given, working_memory="pool")
     with pytest.raises(TypeError, match="optimizer is 3; expected a name"):
         forecast(model, given, optimizer=3)
     with pytest.raises(KeyError, match="there is no bucket 99 in the forecast"):
