@@ -49,9 +49,7 @@ class TestPythonModule:
         assert (module.data_shapes, module.label_shapes, module.output_shapes) == (None, None, None)
         module.bind([("data", (4, 2))], [("softmax_label", (4,))])
         assert module.binded and module.data_shapes == [("data", (4, 2))]
-        assert module.output_shapes == [("doubled_output", (4, 2))] and module.label_shapes == [
-            ("softmax_label", (4,))
-        ]
+        assert module.output_shapes == [("doubled_output", (4, 2))] and module.label_shapes == [("softmax_label", (4,))]
         module.bind([("data", (9, 2))], force_rebind=True)
         assert module.output_shapes == [("doubled_output", (9, 2))] and module.label_shapes is None
         assert module.data_names == ["data"] and module.output_names == ["doubled_output"]
@@ -201,9 +199,7 @@ class TestPythonLossModule:
             loss.backward([mx.nd.ones((3, 2))])
         loss = bound_loss(lambda scores, labels: labels)
         loss.forward(batch())
-        with pytest.raises(
-            ShapeError, match=r"grad_func returned shape \(3,\); expected that of the scores, \(3, 2\)"
-        ):
+        with pytest.raises(ShapeError, match=r"grad_func returned shape \(3,\); expected that of the scores, \(3, 2\)"):
             loss.backward()
         loss = bound_loss(None)
         loss.forward(batch())
