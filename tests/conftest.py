@@ -12,8 +12,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
 
-# No deadline: a machine that is busy with something else is not a failure.
-hypothesis.settings.register_profile("bucketlab", deadline=None, derandomize="CI" in os.environ)
+# No deadline, here or for making examples: a machine that is busy with something else is not a failure.
+hypothesis.settings.register_profile(
+    "bucketlab",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("bucketlab")
 
 
