@@ -6,7 +6,8 @@ from bucketlab._engine import mx  # isort: skip
 from bucketlab import data, models
 from bucketlab.executor_group import DataParallelExecutorGroup
 from bucketlab.free import bind
-from bucketlab.memory import Ledger, Snapshot, aliases, memory, same_memory, snapshot
+from bucketlab.memory import Ledger, Snapshot, aliases, counters, memory, same_memory, snapshot
+from bucketlab.memory.forecast import Forecast, forecast
 from bucketlab.metrics import RealTokens
 from bucketlab.module.base import BaseModule
 from bucketlab.module.bucketing import BucketingModule
@@ -16,7 +17,7 @@ from bucketlab.module.python import PythonLossModule, PythonModule
 from bucketlab.module.sequential import SequentialModule
 from bucketlab.module.svrg import SVRGModule
 from bucketlab.patching import patch
-from bucketlab.record import Recorder
+from bucketlab.record import Recorder, Timeline, timeline
 from bucketlab.record.report import save_report
 from bucketlab.widgets import Lab, PlanExplorer
 
@@ -24,6 +25,7 @@ __all__ = [
     "BaseModule",
     "BucketingModule",
     "DataParallelExecutorGroup",
+    "Forecast",
     "Lab",
     "Ledger",
     "Module",
@@ -36,9 +38,12 @@ __all__ = [
     "SVRGModule",
     "SequentialModule",
     "Snapshot",
+    "Timeline",
     "aliases",
     "bind",
+    "counters",
     "data",
+    "forecast",
     "memory",
     "models",
     "mx",
@@ -46,4 +51,5 @@ __all__ = [
     "same_memory",
     "save_report",
     "snapshot",
+    "timeline",
 ]
