@@ -6,6 +6,7 @@ __all__ = [
     "BucketError",
     "BucketlabError",
     "BudgetError",
+    "CheckpointError",
     "DataError",
     "DescriptionError",
     "EngineError",
@@ -51,6 +52,10 @@ class StaleError(BucketlabError, RuntimeError):
 
 class StopTraining(BucketlabError):
     """Raised by an observer at a step boundary: ``fit`` ends there and leaves the module usable."""
+
+
+class CheckpointError(BucketlabError, ValueError):
+    """A file of parameters or symbols that is missing, cannot be written or holds something else."""
 
 
 class DataError(BucketlabError, ValueError):

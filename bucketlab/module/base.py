@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from bucketlab._engine import mx
-from bucketlab.errors import NotReadyError, ShapeError, StopTraining
+from bucketlab.binding import last_line
+from bucketlab.errors import CheckpointError, NotReadyError, ShapeError, StopTraining
 from bucketlab.failures import tell
 
 BatchEndParam = mx.model.BatchEndParam
@@ -25,6 +26,8 @@ def _as_list(given: Any) -> list[Any]:
 
 def _check_input_names(symbol: Any, names: Sequence[str], typename: str, throw: bool) -> None:
     """Compare names with the symbol's arguments; raise ValueError or warn when one is not among them."""
+    if not names:
+        return
     arguments = symbol.list_arguments()
     for name in names:
         if name not in arguments:
@@ -37,8 +40,23 @@ def _check_input_names(symbol: Any, names: Sequence[str], typename: str, throw: 
 
 
 def metric_of(given: Any) -> Any:
-    """A metric from itself, or from anything that ``mx.metric.create`` takes."""
-    return given if isinstance(given, mx.metric.EvalMetric) else mx.metric.create(given)
+    """A metric from itself, or from anything that ``mx.metric.create`` takes. Raises ValueError for other names."""
+    if isinstance(given, mx.metric.EvalMetric):
+        return given
+    try:
+        return mx.metric.create(given)
+    except AssertionError as error:
+        raise ValueError(f"eval_metric is {given!r}: {error}") from None
+
+
+def _check_data(argument: str, data: Any, *needed: str) -> None:
+    """Refuse what is no data iterator."""
+    missing = [name for name in needed if not hasattr(data, name)]
+    if missing:
+        raise TypeError(
+            f"{argument} is {type(data).__name__}, which has no {' and no '.join(missing)}; expected a data iterator, "
+            f"such as mx.io.NDArrayIter"
+        )
 
 
 class BaseModule:
@@ -116,6 +134,11 @@ class BaseModule:
         """
         if num_epoch is None:
             raise ValueError("fit needs num_epoch, the number of the epoch to stop before")
+        _check_data("train_data", train_data, "__iter__", "reset", "provide_data", "provide_label")
+        if eval_data is not None:
+            _check_data("eval_data", eval_data, "__iter__", "reset")
+        validation_metric = metric_of(eval_metric if validation_metric is None else validation_metric)
+        eval_metric = metric_of(eval_metric)
         self.check_batches(train_data, eval_data)
         self.bind(
             data_shapes=train_data.provide_data,
@@ -135,9 +158,6 @@ class BaseModule:
                 force_init=force_init,
             )
         self.init_optimizer(kvstore=kvstore, optimizer=optimizer, optimizer_params=optimizer_params)
-        if validation_metric is None:
-            validation_metric = eval_metric
-        eval_metric = metric_of(eval_metric)
         epoch, nbatch, data_batch = begin_epoch, 0, None
         try:
             for epoch in range(begin_epoch, num_epoch):
@@ -221,6 +241,7 @@ class BaseModule:
 
     def _eval_batches(self, eval_data: Any, num_batch: int | None, reset: bool, sparse_row_id_fn: Any) -> Iterator[Any]:
         """(number, batch) after a forward pass for inference. Refuses an iterator that yields nothing."""
+        _check_data("eval_data", eval_data, "__iter__", *(["reset"] if reset else []))
         if reset:
             eval_data.reset()
         if num_batch is not None and num_batch <= 0:
@@ -339,7 +360,10 @@ class BaseModule:
         arg_params, aux_params = self.get_params()
         arrays = {f"arg:{name}": value.as_in_context(mx.cpu()) for name, value in arg_params.items()}
         arrays.update({f"aux:{name}": value.as_in_context(mx.cpu()) for name, value in aux_params.items()})
-        mx.nd.save(fname, arrays)
+        try:
+            mx.nd.save(fname, arrays)
+        except mx.base.MXNetError as error:
+            raise CheckpointError(f"{fname!r} cannot be written: {last_line(error)}") from None
 
     def load_params(self, fname: str) -> None:
         """Set all parameters from a file that :meth:`save_params` or mx.mod wrote."""
@@ -465,15 +489,31 @@ class BaseModule:
         raise NotImplementedError(f"{type(self).__name__} takes no monitor")
 
 
+def read_arrays(fname: str) -> Any:
+    """What ``mx.nd.save`` wrote. Raises CheckpointError for a file that is missing or something else."""
+    try:
+        return mx.nd.load(fname)
+    except mx.base.MXNetError as error:
+        raise CheckpointError(f"{fname!r} cannot be read: {last_line(error)}") from None
+
+
+def read_symbol(fname: str) -> Any:
+    """A symbol from its file. Raises CheckpointError for a file that is missing or something else."""
+    try:
+        return mx.sym.load(fname)
+    except mx.base.MXNetError as error:
+        raise CheckpointError(f"{fname!r} cannot be read: {last_line(error)}") from None
+
+
 def read_params(fname: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parameters and auxiliary states of a ``.params`` file. Raises ValueError naming file and entry if it is none."""
-    arrays = mx.nd.load(fname)
+    """Parameters and auxiliary states of a ``.params`` file. Raises CheckpointError naming file and entry."""
+    arrays = read_arrays(fname)
     if not isinstance(arrays, dict):
-        raise ValueError(f"{fname!r} has arrays without names; expected 'arg:NAME' and 'aux:NAME'")
+        raise CheckpointError(f"{fname!r} has arrays without names; expected 'arg:NAME' and 'aux:NAME'")
     tables: dict[str, dict[str, Any]] = {"arg": {}, "aux": {}}
     for entry, value in arrays.items():
         kind, _, name = entry.partition(":")
         if kind not in tables or not name:
-            raise ValueError(f"{fname!r} has the entry {entry!r}; expected 'arg:NAME' or 'aux:NAME'")
+            raise CheckpointError(f"{fname!r} has the entry {entry!r}; expected 'arg:NAME' or 'aux:NAME'")
         tables[kind][name] = value
     return tables["arg"], tables["aux"]

@@ -15,7 +15,7 @@ import numpy as np
 
 from bucketlab._engine import mx
 from bucketlab.errors import BucketError
-from bucketlab.module.base import read_params
+from bucketlab.module.base import read_arrays, read_params, read_symbol
 
 
 def symbol_file(prefix: str, key: Hashable) -> str:
@@ -63,7 +63,7 @@ def save(module: Any, prefix: str, epoch: int, save_optimizer_states: bool = Fal
 
 def read_keys(prefix: str) -> list[Hashable]:
     """The bucket keys of a checkpoint."""
-    stored = mx.nd.load(f"{prefix}.buckets")
+    stored = read_arrays(f"{prefix}.buckets")
     if isinstance(stored, dict):
         ordered = sorted(stored, key=lambda text: float(stored[text].asscalar()))
         return [ast.literal_eval(text) for text in ordered]
@@ -76,7 +76,7 @@ def load(cls: Any, prefix: str, epoch: int, sym_gen: Any, default_bucket_key: Ha
         raise ValueError("sym_gen is None; load needs the function that makes a bucket's symbol")
     if default_bucket_key is None:
         raise BucketError("default_bucket_key is None; give the key of the bucket that is bound first")
-    symbols = {key: mx.sym.load(symbol_file(prefix, key)) for key in read_keys(prefix)}
+    symbols = {key: read_symbol(symbol_file(prefix, key)) for key in read_keys(prefix)}
     arg_params, aux_params = read_params(f"{prefix}-{epoch:04d}.params")
     return assemble(cls, symbols, sym_gen, default_bucket_key, arg_params, aux_params, **kwargs)
 

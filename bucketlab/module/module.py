@@ -12,7 +12,7 @@ from bucketlab.errors import BucketlabError, NotReadyError, ShapeError, SliceErr
 from bucketlab.executor_group import DataParallelExecutorGroup
 from bucketlab.failures import tell
 from bucketlab.module import batches
-from bucketlab.module.base import BaseModule, _check_input_names, read_params
+from bucketlab.module.base import BaseModule, _check_input_names, read_params, read_symbol
 from bucketlab.module.values import fill, write, zeros_like
 from bucketlab.requests import as_params, check_params
 from bucketlab.shapes import BatchShapes, parse
@@ -306,7 +306,8 @@ class Module(BaseModule):
             kind: self._host_arrays(group, kind, host, {name for name in names[kind] if name not in table})
             for kind, table in tables.items()
         }
-        fill([(made, self._symbol.attr_dict())], dict.fromkeys(made), giver._initializer, keep=False)
+        if any(made.values()):
+            fill([(made, self._symbol.attr_dict())], dict.fromkeys(made), giver._initializer, keep=False)
         known = {
             kind: {n: table[n] for n in names[kind] if n in table and n not in shared} for kind, table in tables.items()
         }
@@ -724,7 +725,7 @@ class Module(BaseModule):
     @staticmethod
     def load(prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
         """A module from a checkpoint, ready to bind. ``kwargs`` go to the constructor."""
-        module = Module(mx.sym.load(f"{prefix}-symbol.json"), **kwargs)
+        module = Module(read_symbol(f"{prefix}-symbol.json"), **kwargs)
         module._arg_params, module._aux_params = read_params(f"{prefix}-{epoch:04d}.params")
         module.params_initialized = True
         if load_optimizer_states:

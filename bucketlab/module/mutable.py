@@ -11,7 +11,7 @@ from typing import Any
 from bucketlab._engine import mx
 from bucketlab.errors import ShapeError
 from bucketlab.module import batches
-from bucketlab.module.base import BaseModule, _as_list
+from bucketlab.module.base import BaseModule, _as_list, read_params, read_symbol
 from bucketlab.module.limits import Limits
 from bucketlab.module.module import DEFAULT_INITIALIZER, Module
 from bucketlab.shapes import BatchShapes, parse
@@ -354,9 +354,7 @@ class MutableModule(BaseModule):
     @staticmethod
     def load(prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> MutableModule:
         """A module from a checkpoint, ready to bind. ``kwargs`` go to the constructor, data_names among them."""
-        from bucketlab.module.base import read_params
-
-        module = MutableModule(mx.sym.load(f"{prefix}-symbol.json"), **kwargs)
+        module = MutableModule(read_symbol(f"{prefix}-symbol.json"), **kwargs)
         inner = module._curr_module
         inner._arg_params, inner._aux_params = read_params(f"{prefix}-{epoch:04d}.params")
         inner.params_initialized = module.params_initialized = True

@@ -25,6 +25,8 @@ def fill(
     ``plan`` has the arrays of one symbol after another, each with the symbol's attributes. An initializer may refuse a
     name: all arrays are then as they were, or zeros without ``keep``, for those that were never anything else.
     """
+    if initializer is not None and not callable(initializer):
+        raise TypeError(f"initializer is {initializer!r}; expected an mx.init.Initializer, such as mx.init.Xavier()")
     before: list[tuple[Any, Any]] = []
     values: list[tuple[Any, Any]] = []
     try:
