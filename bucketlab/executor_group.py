@@ -715,13 +715,25 @@ class DataParallelExecutorGroup:
                 for name, array in table.items():
                     yield HeldArray(None, i, str(context), role, name, array)
 
-    def held_pools(self) -> Iterator[HeldPool]:
-        """Every executor that is bound now, those for other shapes and the owner of the working memory included."""
-        seen: set[int] = set()
+    def _execs_now(self) -> list[list[Any]]:
+        """The executors of every set of shapes that is bound now, the current one first."""
         current = self.__dict__.get("_bound")
-        bounds = [*([current] if current is not None else []), *self._bounds.values()]
+        return [bound.execs for bound in ([] if current is None else [current]) + list(self._bounds.values())]
+
+    def held_pools(self) -> Iterator[HeldPool]:
+        """Every executor that is bound now, those for other shapes included.
+
+        The owner of the working memory is told of by the group that it belongs to, or by all when that let go of it.
+        """
+        seen = {
+            id(executor)
+            for group in self._memory.groups
+            if group is not self
+            for execs in group._execs_now()
+            for executor in execs
+        }
         owners = [memory.pool for memory in self._memory.contexts[: len(self.contexts)]]
-        for execs in (*(bound.execs for bound in bounds), owners):
+        for execs in (*self._execs_now(), owners):
             for i, executor in enumerate(execs):
                 if executor is not None and id(executor) not in seen:
                     seen.add(id(executor))
