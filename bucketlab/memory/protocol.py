@@ -189,7 +189,8 @@ def _module(module: Any, bucket: Hashable) -> list[HeldArray]:
     group = getattr(module, "_exec_group", None)
     if group is not None:
         found += _group(group, bucket)
-    contexts = tuple(str(context) for context in getattr(module, "_context", None) or ())
+    own = getattr(module, "_context", None) or ()
+    contexts = tuple(str(context) for context in (own if isinstance(own, (list, tuple)) else [own]))
     optimizer = getattr(module, "_optimizer", None)
     store = getattr(module, "_kvstore", None)
     update: Any = getattr(module, "_update", None)

@@ -49,7 +49,7 @@ def metric_of(given: Any) -> Any:
         raise ValueError(f"eval_metric is {given!r}: {error}") from None
 
 
-def _check_data(argument: str, data: Any, *needed: str) -> None:
+def check_data(argument: str, data: Any, *needed: str) -> None:
     """Refuse what is no data iterator."""
     missing = [name for name in needed if not hasattr(data, name)]
     if missing:
@@ -134,9 +134,9 @@ class BaseModule:
         """
         if num_epoch is None:
             raise ValueError("fit needs num_epoch, the number of the epoch to stop before")
-        _check_data("train_data", train_data, "__iter__", "reset", "provide_data", "provide_label")
+        check_data("train_data", train_data, "__iter__", "reset", "provide_data", "provide_label")
         if eval_data is not None:
-            _check_data("eval_data", eval_data, "__iter__", "reset")
+            check_data("eval_data", eval_data, "__iter__", "reset")
         validation_metric = metric_of(eval_metric if validation_metric is None else validation_metric)
         eval_metric = metric_of(eval_metric)
         self.check_batches(train_data, eval_data)
@@ -241,7 +241,7 @@ class BaseModule:
 
     def _eval_batches(self, eval_data: Any, num_batch: int | None, reset: bool, sparse_row_id_fn: Any) -> Iterator[Any]:
         """(number, batch) after a forward pass for inference. Refuses an iterator that yields nothing."""
-        _check_data("eval_data", eval_data, "__iter__", *(["reset"] if reset else []))
+        check_data("eval_data", eval_data, "__iter__", *(["reset"] if reset else []))
         if reset:
             eval_data.reset()
         if num_batch is not None and num_batch <= 0:
@@ -316,7 +316,7 @@ class BaseModule:
         self._require("predict()")
         if isinstance(eval_data, (mx.nd.NDArray, np.ndarray)):
             data = eval_data if isinstance(eval_data, mx.nd.NDArray) else mx.nd.array(eval_data)
-            self.forward(mx.io.DataBatch([data]), is_train=False)
+            self.forward(self._batch_of(data), is_train=False)
             outputs = self._predicted(None)
             return outputs if always_output_list or len(outputs) > 1 else outputs[0]
         if not hasattr(eval_data, "__iter__") or not hasattr(eval_data, "reset"):
@@ -343,6 +343,10 @@ class BaseModule:
                 )
             merged.append(parts[0] if len(parts) == 1 else mx.nd.concat(*parts, dim=axis))
         return merged if always_output_list or len(merged) > 1 else merged[0]
+
+    def _batch_of(self, data: Any) -> Any:
+        """A batch of one array that predict() was given."""
+        return mx.io.DataBatch([data])
 
     def _predicted(self, batch: Any) -> list[Any]:
         """Outputs of the last forward pass without padded rows, as arrays of their own."""

@@ -28,9 +28,8 @@ def fitting(
     """
     if isinstance(batch, list):
         return cut.fitting_list(batch, group)
-    data, label = getattr(batch, "data", None), getattr(batch, "label", None)
-    if not isinstance(data, (list, tuple)) or not (label is None or isinstance(label, (list, tuple))):
-        raise DescriptionError(_no_batch(batch, data, label, data_names))
+    check_batch(batch, data_names)
+    data, label = batch.data, getattr(batch, "label", None)
     if data and group.takes(batch):
         return batch, None
     if not data:
@@ -125,15 +124,20 @@ def check_announced(sources: Iterable[Any], workload: Sequence[float], split: st
                 raise SliceError(f"bucket {bucket!r}: {error}") from None
 
 
-def _no_batch(batch: Any, data: Any, label: Any, data_names: Sequence[str]) -> str:
-    """Why something is no batch, and what would be one."""
+def check_batch(batch: Any, data_names: Sequence[str]) -> None:
+    """Refuse what is no batch, and say what would be one."""
+    data, label = getattr(batch, "data", None), getattr(batch, "label", None)
+    if isinstance(data, (list, tuple)) and (label is None or isinstance(label, (list, tuple))):
+        return
     if batch is None or (data is None and not hasattr(batch, "data")) or isinstance(batch, np.ndarray):
         found = f"the batch is {type(batch).__name__}"
     elif not isinstance(data, (list, tuple)):
         found = f"the batch's data is {type(data).__name__}"
     else:
         found = f"the batch's label is {type(label).__name__}"
-    return f"{found}; give a DataBatch whose data is a list of arrays for {list(data_names)}, and a list as its label"
+    raise DescriptionError(
+        f"{found}; give a DataBatch whose data is a list of arrays for {list(data_names)}, and a list as its label"
+    )
 
 
 def _with(batch: Any, data: Any, label: Any) -> Any:

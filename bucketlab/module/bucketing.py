@@ -524,6 +524,10 @@ class BucketingModule(BaseModule):
         self._curr_module.update_metric(eval_metric, labels, pre_sliced)
         self._notify("metric", eval_metric)
 
+    def _batch_of(self, data: Any) -> Any:
+        """For the current bucket: an array does not say which it is for."""
+        return mx.io.DataBatch([data], bucket_key=self._curr_bucket_key)
+
     def _predicted(self, batch: Any) -> list[Any]:
         return self._curr_module._predicted(batch)
 

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import numpy as np
 
 from bucketlab._engine import mx
-from bucketlab.errors import BucketError
+from bucketlab.errors import BucketError, NotReadyError
 from bucketlab.module.base import read_arrays, read_params, read_symbol
 
 
@@ -42,11 +42,16 @@ def _check_keys(keys: list[Hashable]) -> None:
         raise BucketError(f"bucket keys {keys!r} would share a file; use keys whose text differs")
 
 
+def _plain(key: Any) -> Any:
+    """A key that is found under the same hash: named tuples are tuples."""
+    return tuple(map(_plain, key)) if isinstance(key, tuple) else key
+
+
 def save(module: Any, prefix: str, epoch: int, save_optimizer_states: bool = False) -> None:
     """Write ``module`` to files that start with ``prefix``."""
-    keys = list(module._buckets)
+    keys = [_plain(key) for key in module._buckets]
     if not keys:
-        raise BucketError("the module has no bucket to save: call bind() first")
+        raise NotReadyError("the module has no bucket to save: call bind(data_shapes, label_shapes) first")
     _check_keys(keys)
     if save_optimizer_states:
         module._require("save_checkpoint()", optimizer=True)

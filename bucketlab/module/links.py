@@ -179,6 +179,23 @@ def picked(values: Any, entries: Any, names: Sequence[str] | None) -> Any:
     return [values[given.index(name)] for name in names]
 
 
+def check_labels(described: Any, labels: Sequence[Any] | None, data: Any, data_shapes: Any) -> None:
+    """Refuse labels of other rows than the data, before any module runs. Where layouts do not tell, nothing is said."""
+    if not labels or not described or is_nested(data) or is_nested(labels) or is_per_context(described):
+        return
+    axis = batch_axis(getattr(data_shapes[0], "layout", None)) if data_shapes else 0
+    rows = _size(data[0], axis)
+    for entry, label in zip(described, labels):
+        name, found = entry[0], _size(label, batch_axis(getattr(entry, "layout", None)))
+        if None not in (rows, found) and rows != found:
+            raise ShapeError(f"label {name!r} has {found} rows (shape {tuple(label.shape)}), and the data has {rows}")
+
+
+def _size(array: Any, axis: int) -> int | None:
+    shape = getattr(array, "shape", ())
+    return shape[axis] if 0 <= axis < len(shape) else None
+
+
 def label_names(module: Any) -> Sequence[str] | None:
     """The labels that a module names; None for one that does not say."""
     inner = executing(module)
@@ -343,6 +360,21 @@ def places(modules: Sequence[Any]) -> list[tuple[Any, dict[str, Any], Any]]:
         inside = getattr(module, "_modules", None)
         found += places(inside if isinstance(inside, list) else [m for m in (held.get("_curr_module"),) if m])
     return found
+
+
+def runs(modules: Iterable[Any]) -> dict[int, tuple[Any, Any]]:
+    """What ran last in the working memory of every module, for :func:`forget`."""
+    groups = [getattr(executing(part), "_exec_group", None) for module in modules for part in within(module)]
+    found = [getattr(group, "_memory", None) for group in groups]
+    memories = [memory for memory in found if memory is not None]
+    return {id(memory): (memory, memory.ran) for memory in memories}
+
+
+def forget(before: Mapping[int, tuple[Any, Any]]) -> None:
+    """After a batch that some module refused: those that ran it have no results that could be used."""
+    for memory, ran in before.values():
+        if memory.ran is not ran:
+            memory.ran = None
 
 
 def go_back(kept: Iterable[tuple[Any, dict[str, Any], Any]]) -> None:

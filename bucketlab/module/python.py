@@ -10,7 +10,9 @@ import numpy as np
 
 from bucketlab._engine import mx
 from bucketlab.errors import NotReadyError, ShapeError
+from bucketlab.feeding import as_array, check_array, is_array
 from bucketlab.module.base import BaseModule
+from bucketlab.module.batches import check_batch
 from bucketlab.rows import RowAxis
 from bucketlab.shapes import batch_axis, describe
 
@@ -212,19 +214,38 @@ class PythonLossModule(PythonModule):
         return [type(scores)(f"{self._name}_output", scores.shape, scores.dtype, scores.layout)]
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
-        """Keep the scores, and the labels. Raises ShapeError for a training batch without a label."""
+        """Keep the scores, and the labels. Raises ShapeError for a training batch without a label or of other rows."""
+        self._require("forward()", params=False)
         is_train = self.for_training if is_train is None else bool(is_train)
+        check_batch(data_batch, self._data_names)
         labels = getattr(data_batch, "label", None)
+        self._check_arrays(data_batch.data, labels)
         if is_train and not labels:
             raise ShapeError(
                 f"the batch has no label; {type(self).__name__} takes {self._label_names} (in a "
                 f"SequentialModule, add it with take_labels=True)"
             )
-        self._scores = data_batch.data[0]
-        self._labels = labels[0] if labels else None
+        self._scores = as_array(data_batch.data[0], None)
+        self._labels = as_array(labels[0], None) if labels else None
         self._scores_grad = None
         self._pad = getattr(data_batch, "pad", 0) or 0
         self._notify("forward", data_batch)
+
+    def _check_arrays(self, data: Any, labels: Any) -> None:
+        """Refuse a batch of other than one data array and, if any, one label of as many rows."""
+        rows: dict[int, str] = {}
+        for kind, arrays, shapes in (("data", data, self._data_shapes), ("label", labels or (), self._label_shapes)):
+            names = self._data_names if kind == "data" else self._label_names
+            if len(arrays) != 1 and (arrays or kind == "data"):
+                raise ShapeError(f"the batch has {len(arrays)} {kind} array(s); a loss takes exactly one: {names}")
+            for array, entry in zip(arrays, shapes or ()):
+                if not is_array(array):
+                    check_array(repr(entry.name), array, entry.shape)
+                axis = batch_axis(entry.layout)
+                if 0 <= axis < len(array.shape):
+                    rows.setdefault(array.shape[axis], f"{entry.name!r} of shape {tuple(array.shape)}")
+        if len(rows) > 1:
+            raise ShapeError(f"the batch has {' and '.join(rows.values())}; they need the same rows")
 
     def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
         """The scores; with ``merge_multi_context=False`` as those of the one context there is."""

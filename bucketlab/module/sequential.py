@@ -12,8 +12,10 @@ from bucketlab._engine import mx
 from bucketlab.errors import BucketlabError, NotReadyError, ShapeError
 from bucketlab.module import links
 from bucketlab.module.base import BaseModule
+from bucketlab.module.batches import check_batch
 from bucketlab.module.module import DEFAULT_INITIALIZER
 from bucketlab.module.python import PythonModule
+from bucketlab.requests import as_params
 from bucketlab.shapes import is_per_context
 from bucketlab.slicing import SliceReport
 
@@ -208,7 +210,8 @@ class SequentialModule(BaseModule):
         if self.params_initialized and not force_init:
             return
         self._require("init_params()", params=False)
-        givens = {"parameter": arg_params, "auxiliary state": aux_params}
+        kinds = {"parameter": arg_params, "auxiliary state": aux_params}
+        givens = {kind: as_params(kind, given) for kind, given in kinds.items()}
         shares = self._checked(givens, initializer, allow_missing, allow_extra, force_init)
         for i, (module, own) in enumerate(zip(self._modules, shares)):
             with self._at(i):
@@ -318,11 +321,17 @@ class SequentialModule(BaseModule):
         self._require("forward()")
         is_train = self.for_training if is_train is None else bool(is_train)
         batch = links.one_batch(data_batch)
-        places = links.places(self._modules)
+        check_batch(batch, self.data_names)
+        if self._label_shapes is not None:
+            labels = getattr(batch, "label", None)
+            described = getattr(batch, "provide_label", None) or self._label_shapes
+            links.check_labels(described, labels, batch.data, self._modules[0].data_shapes)
+        places, ran = links.places(self._modules), links.runs(self._modules)
         try:
             self._run(batch, is_train)
         except BaseException:
             links.go_back(places)
+            links.forget(ran)
             raise
         self._cut = links.is_nested(batch.data)
         if self._label_shapes is not None and not self._cut:

@@ -15,6 +15,7 @@ from typing import Any
 
 from bucketlab._engine import mx
 from bucketlab.errors import NotReadyError
+from bucketlab.module.base import check_data
 from bucketlab.module.module import Module
 
 FULL = "_full"
@@ -239,6 +240,7 @@ class SVRGModule(Module):
         Raises ValueError for an iterator that yields nothing, NotReadyError before init_optimizer().
         """
         self._require("update_full_grads()", optimizer=True)
+        check_data("train_data", train_data, "__iter__", "reset")
         copy = self._mod_aux
         if not copy.binded:
             raise NotReadyError("update_full_grads() needs executors for training; bind with for_training=True")
