@@ -7,14 +7,18 @@ done in two steps, so that a refusal leaves no trace: :func:`requirements` infer
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from bucketlab import executors
 from bucketlab._engine import mx
 from bucketlab.errors import ShapeError
 from bucketlab.training.flat import FlatParameters, ParamSpec
+
+Names = tuple[Sequence[str], Sequence[str]]
+"""Arguments and auxiliary states of a symbol, in its order."""
 
 STORAGE = {"0": "default", "1": "row_sparse", "2": "csr"}
 
@@ -56,8 +60,12 @@ class ArrayNeed:
 
 @dataclass(frozen=True)
 class Requirements:
-    """What one executor needs: parameters, other arguments, gradients of those, auxiliary states."""
+    """What one executor needs: parameters, other arguments, gradients of those, auxiliary states.
 
+    ``arguments`` are the names of parameters and other arguments in the symbol's order.
+    """
+
+    arguments: tuple[str, ...]
     params: tuple[ParamSpec, ...]
     inputs: tuple[ArrayNeed, ...]
     input_grads: tuple[ArrayNeed, ...]
@@ -86,9 +94,10 @@ def requirements(
     arg_names, aux_names = symbol.list_arguments(), symbol.list_auxiliary_states()
     given = {desc.name: desc for desc in descs if desc.name in set(arg_names)}
     params = set(param_names)
-    arg_shapes, aux_shapes = _infer_shapes(symbol, memory, given, params)
+    names = (arg_names, aux_names)
+    arg_shapes, aux_shapes = _infer_shapes(symbol, names, memory, given, params)
     attributes = symbol.attr_dict()
-    arg_types, aux_types = _infer_types(symbol, given, attributes)
+    arg_types, aux_types = _infer_types(symbol, names, given, attributes)
     storage = {
         name: STORAGE.get(attributes.get(name, {}).get("__storage_type__", "0"), "default") for name in arg_names
     }
@@ -120,7 +129,58 @@ def requirements(
                 f"auxiliary state {need.name!r} on {memory.context} has shape {known.shape} already, and "
                 f"{_words(given)} would need {need.shape}"
             )
-    return Requirements(tuple(specs), tuple(inputs), tuple(input_grads), tuple(aux))
+    return Requirements(tuple(arg_names), tuple(specs), tuple(inputs), tuple(input_grads), tuple(aux))
+
+
+def known_requirements(
+    arg_names: Sequence[str],
+    aux_names: Sequence[str],
+    attributes: Mapping[str, Mapping[str, str]],
+    memory: ContextMemory,
+    descs: Sequence[Any],
+    param_names: Sequence[str],
+    grad_req: Mapping[str, str],
+    group2ctx: Mapping[str, Any] | None = None,
+) -> Requirements | None:
+    """What :func:`requirements` finds, where all of it is known: parameters that are bound, inputs that are given.
+
+    None elsewhere. Nothing is inferred, which takes as long as a tenth of a bind: whether the symbol takes these shapes
+    is left to the engine, which looks when it binds. ``attributes`` are those of the symbol, if any declares something.
+    """
+    given, params = {desc.name: desc for desc in descs}, set(param_names)
+
+    def declared(name: str, default: Any) -> np.dtype:
+        code = attributes.get(name, {}).get("__dtype__", "-1")
+        return np.dtype(default if code == "-1" else mx.nd.ndarray._DTYPE_MX_TO_NP[int(code)])
+
+    def stored(name: str) -> tuple[str, Any]:
+        own = attributes.get(name, {})
+        home = (group2ctx or {}).get(own.get("__ctx_group__", ""), memory.context)
+        return STORAGE.get(own.get("__storage_type__", "0"), "default"), home
+
+    specs, inputs, aux = [], [], []
+    for name in arg_names:
+        stype, home = stored(name)
+        if name in params:
+            known = memory.params.spec(name)
+            if (
+                known is None
+                or (known.stype, known.context, known.dtype) != (stype, home, declared(name, known.dtype))
+                or (grad_req[name] != "null" and not known.trains)
+            ):
+                return None
+            specs.append(known if known.grad_req == grad_req[name] else replace(known, grad_req=grad_req[name]))
+        elif name in given and grad_req[name] == "null":
+            desc = given[name]
+            inputs.append(ArrayNeed(name, desc.shape, declared(name, desc.dtype), stype, home))
+        else:
+            return None
+    for name in aux_names:
+        held = memory.aux.get(name)
+        if held is None:
+            return None
+        aux.append(ArrayNeed(name, held.shape, np.dtype(held.dtype), "default", stored(name)[1]))
+    return Requirements(tuple(arg_names), tuple(specs), tuple(inputs), (), tuple(aux))
 
 
 def _words(given: Mapping[str, Any]) -> str:
@@ -137,9 +197,9 @@ def _check_param(memory: ContextMemory, spec: ParamSpec, given: Mapping[str, Any
 
 
 def _infer_shapes(
-    symbol: Any, memory: ContextMemory, given: Mapping[str, Any], params: set[str]
+    symbol: Any, names: Names, memory: ContextMemory, given: Mapping[str, Any], params: set[str]
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-    arg_names, aux_names = symbol.list_arguments(), symbol.list_auxiliary_states()
+    arg_names, aux_names = names
     shapes = {name: desc.shape for name, desc in given.items()}
     bound = {name: array.shape for name, array in memory.params.weights.items() if name in params}
 
@@ -174,10 +234,10 @@ def _heads(symbol: Any) -> str:
 
 
 def _infer_types(
-    symbol: Any, given: Mapping[str, Any], attributes: Mapping[str, Mapping[str, str]]
+    symbol: Any, names: Names, given: Mapping[str, Any], attributes: Mapping[str, Mapping[str, str]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Types of arguments and auxiliary states; what nothing decides is float32, as everywhere in MXNet."""
-    arg_names, aux_names = symbol.list_arguments(), symbol.list_auxiliary_states()
+    arg_names, aux_names = names
     declared = {
         name: mx.nd.ndarray._DTYPE_MX_TO_NP[int(attributes[name]["__dtype__"])]
         for name in arg_names
@@ -253,14 +313,15 @@ def bind(
             memory.aux[need.name] = _fresh(need)
     aux = {need.name: memory.aux[need.name] for need in needs.aux}
     try:
-        return symbol.bind(
+        return executors.bind(
+            symbol,
             memory.context,
-            [arrays[name] for name in symbol.list_arguments()],
-            args_grad=grads,
-            grad_req=dict(grad_req),
-            aux_states=aux,
-            group2ctx=dict(group2ctx) if group2ctx else None,
-            shared_exec=pool,
+            {name: arrays[name] for name in needs.arguments},
+            grads,
+            grad_req,
+            aux,
+            group2ctx,
+            pool,
         )
     except mx.base.MXNetError as error:
         raise ShapeError(

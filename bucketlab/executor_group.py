@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from bucketlab._engine import mx
 from bucketlab.binding import ContextMemory
 from bucketlab.bound import BoundShapes
 from bucketlab.errors import DescriptionError, NotReadyError, ShapeError, StaleError
+from bucketlab.executors import declarations
 from bucketlab.feeding import as_array, check_array
 from bucketlab.losses import AveragingLoss, averaging_losses, warn_if_uneven
 from bucketlab.memory.protocol import HeldArray, HeldPool
@@ -191,16 +193,29 @@ class DataParallelExecutorGroup:
                 parts[i] = shapes.of_context(i, rows)
             else:
                 parts[i] = self._parts.get(i) or shapes.of_context(0, rows)
-            needs[i] = self._requirements(i, *parts[i])
+            needs[i] = self._known_requirements(i, *parts[i]) or self._requirements(i, *parts[i])
         self._warn_if_uneven(shapes, slices)
-        # With parts of the graph on other contexts the engine's plain backend puts copies where none can be.
-        with engine_settings(self.for_training and not any(self.group2ctxs), self._memory.working_memory):
-            execs = self._executors(needs)
+        # Where nothing but training is asked for there is nothing to look for, and nothing to be told.
+        plain = self.for_training and not any(self.group2ctxs) and not self._declarations
+        with engine_settings(self._memory.working_memory, backend=not plain):
+            execs = self._checked_executors(needs, parts)
         self._parts = parts
         for executor in execs.values():
             for monitor in self._monitors:
                 monitor.install(executor)
         return BoundShapes(self.symbol, shapes, slices, list(execs.values()), active, self.output_layouts)
+
+    def _checked_executors(self, needs: Mapping[int, binding.Requirements], parts: Mapping[int, Any]) -> dict[int, Any]:
+        """The executors; where the engine refuses to make them, what does not fit is said by name."""
+        before = [(memory, dict(memory.inputs), dict(memory.input_grads)) for memory in self._memory.contexts]
+        try:
+            return self._executors(needs)
+        except ShapeError:
+            for memory, inputs, input_grads in before:
+                memory.inputs, memory.input_grads = inputs, input_grads
+            for i, part in parts.items():
+                self._requirements(i, *part)
+            raise
 
     def _executors(self, needs: Mapping[int, binding.Requirements]) -> dict[int, Any]:
         """An executor for each context: on the shared working memory, or as its new owner if it needs more."""
@@ -224,14 +239,29 @@ class DataParallelExecutorGroup:
             if grows or memory.owns_more(list(execs.values())) is not False:
                 memory.give_pool(execs, needs)
                 return execs
-        before = memory.bytes()
         execs = bound(shared=True)
-        if memory.grew_since(before):
+        if memory.grew():
             alone = bound(shared=False)
             if memory.owns_more(list(alone.values())):
                 memory.give_pool(alone, needs)
                 return alone
         return execs
+
+    def _known_requirements(self, i: int, data: Sequence[Any], label: Sequence[Any]) -> binding.Requirements | None:
+        return binding.known_requirements(
+            self.arg_names,
+            self.aux_names,
+            self._declarations,
+            self._memory.contexts[i],
+            [*data, *label],
+            self.param_names,
+            self.grad_req,
+            self.group2ctxs[i],
+        )
+
+    @cached_property
+    def _declarations(self) -> dict[str, dict[str, str]]:
+        return declarations(self.symbol)
 
     def _requirements(self, i: int, data: Sequence[Any], label: Sequence[Any]) -> binding.Requirements:
         return binding.requirements(

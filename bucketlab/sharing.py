@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from bucketlab._engine import mx
+from bucketlab._quiet import can_be_quiet, quiet
 from bucketlab.binding import ContextMemory, Requirements
 from bucketlab.memory.arena import Arena, refuse_unless_proved
 
@@ -34,10 +35,11 @@ MATCHING = {
     # As mx.mod binds, for a forecast of what it would take.
     "mxnet": {},
 }
-TRAINING = {
-    # The default backend looks for nothing. oneDNN's fuses inference graphs only, and takes a tenth of a bind to say
-    # so.
-    "MXNET_SUBGRAPH_BACKEND": "default",
+
+NO_BACKEND = {
+    # oneDNN's backend finds nothing in a graph that trains, and takes a seventh of a bind to do so. Without it the
+    # engine says at each bind that there is none.
+    "MXNET_SUBGRAPH_BACKEND": "NONE",
 }
 
 GROWTH_LOOKED_INTO = 0.02
@@ -45,13 +47,17 @@ GROWTH_LOOKED_INTO = 0.02
 
 
 @contextmanager
-def engine_settings(for_training: bool, working_memory: str = "shared") -> Iterator[None]:
-    """The engine's memory settings, for the binds inside only. What the user has set stays."""
-    wanted = {**ONE_TEMPORARY, **MATCHING[working_memory], **(TRAINING if for_training else {})}
+def engine_settings(working_memory: str = "shared", backend: bool = True) -> Iterator[None]:
+    """The engine's settings for the binds inside only; what the user has set stays. Without ``backend`` graphs are left
+    as they are, and the engine is kept from saying so."""
+    wanted = {**ONE_TEMPORARY, **MATCHING[working_memory]}
+    if not backend and can_be_quiet():
+        wanted.update(NO_BACKEND)
     ours = [name for name in wanted if name not in os.environ]
     os.environ.update({name: wanted[name] for name in ours})
     try:
-        yield
+        with quiet() if "MXNET_SUBGRAPH_BACKEND" in ours else nullcontext():
+            yield
     finally:
         for name in ours:
             os.environ.pop(name, None)
@@ -79,6 +85,8 @@ class GroupMemory:
         self.outdated: list[DataParallelExecutorGroup] = []
         self._appetite = 0
         self._own_bytes: int | None = None
+        # The shared pool when it was last looked at: how many blocks, how many bytes.
+        self._looked_at: tuple[Sequence[int], int | None] = ((), None)
 
     @property
     def has_pool(self) -> bool:
@@ -111,25 +119,34 @@ class GroupMemory:
         mine = self.pool_bytes(execs)
         return None if mine is None or self._own_bytes is None else mine > self._own_bytes
 
-    def grew_since(self, before: int | None) -> bool:
-        """Whether the shared pool has grown from so many bytes by enough to look into."""
-        after = self.bytes()
+    def grew(self) -> bool:
+        """Whether the shared pool has grown since the last look by enough to ask who should own it."""
+        pools = [memory.pool for memory in self.contexts if memory.pool is not None]
+        (lengths, before), now = self._looked_at, self.pool_lengths(pools)
+        # Counting its blocks is quick, adding up their bytes is not: a pool of as many blocks as before is as it was.
+        if now == lengths:
+            return False
+        after = self.pool_bytes(pools)
+        self._looked_at = (now, after)
         return before is not None and after is not None and after - before > GROWTH_LOOKED_INTO * max(1, before)
-
-    def bytes(self) -> int | None:
-        """Bytes of the shared pool, allocated or not; None where it cannot be read."""
-        return self.pool_bytes([memory.pool for memory in self.contexts if memory.pool is not None])
 
     def pool_bytes(self, execs: Sequence[Any]) -> int | None:
         """Bytes of the executors' working pools, each block once; a rehearsal of this memory counts its own."""
         return pool_bytes(execs)
+
+    def pool_lengths(self, execs: Sequence[Any]) -> list[int]:
+        """Entries in each executor's pool; a rehearsal of this memory counts its own."""
+        return pool_lengths(execs)
 
     def give_pool(self, execs: Mapping[int, Any], needs: Mapping[int, Requirements]) -> None:
         """Make these executors the owners of the pool, and have all groups let go of those that use the old one."""
         for i, executor in execs.items():
             self.contexts[i].pool = executor
         self._appetite = _appetite(needs)
+        pools = [memory.pool for memory in self.contexts if memory.pool is not None]
         self._own_bytes = self.pool_bytes(list(execs.values()))
+        every = self._own_bytes if len(pools) == len(execs) else self.pool_bytes(pools)
+        self._looked_at = (self.pool_lengths(pools), every)
         for group in list(self.groups):
             group.let_go()
 
@@ -187,3 +204,11 @@ def pool_bytes(execs: Sequence[Any]) -> int | None:
         return None
     blocks = dict(zip(places.block.tolist(), places.block_bytes.tolist()))
     return sum(blocks.values())
+
+
+def pool_lengths(execs: Sequence[Any]) -> list[int]:
+    """Entries in each executor's pool, -1 where they cannot be read."""
+    from bucketlab.memory import addresses
+    from bucketlab.memory.proof import layout
+
+    return addresses.pool_lengths(execs, layout())

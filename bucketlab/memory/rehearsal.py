@@ -120,6 +120,9 @@ class RehearsedMemory(GroupMemory):
     def pool_bytes(self, execs: Sequence[Any]) -> int | None:
         return None if self.blind else _bytes(block for executor in execs for block in executor.pool)
 
+    def pool_lengths(self, execs: Sequence[Any]) -> list[int]:
+        return [len(executor.pool) for executor in execs]
+
 
 def _bytes(blocks: Iterable[Block]) -> int:
     return sum(block.nbytes for block in {id(block): block for block in blocks}.values())
@@ -197,6 +200,9 @@ class RehearsedGroup(DataParallelExecutorGroup):
         bound = super()._bind(shapes)
         self.parts_of[shapes.key] = bound.parts
         return bound
+
+    def _known_requirements(self, *_: Any) -> None:
+        """No engine is there to check what they would leave unchecked."""
 
     def _requirements(self, i: int, data: Sequence[Any], label: Sequence[Any]) -> Requirements:
         key = (i, *((d.name, d.shape, np.dtype(d.dtype).str) for d in (*data, *label)))

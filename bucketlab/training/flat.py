@@ -113,6 +113,10 @@ class FlatParameters:
     def __repr__(self) -> str:
         return f"FlatParameters({self.context}, {len(self.weights)} parameters, {len(self.grads)} gradients)"
 
+    def spec(self, name: str) -> ParamSpec | None:
+        """What a parameter was made for; None for one that is not there."""
+        return self._specs.get(name)
+
     def ensure(self, specs: Sequence[ParamSpec]) -> None:
         """Allocate what is new; what is known must fit. Raises ShapeError before anything has changed."""
         wanted: dict[str, ParamSpec] = {}
