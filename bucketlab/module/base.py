@@ -24,11 +24,15 @@ def _as_list(given: Any) -> list[Any]:
     return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
-def _check_input_names(symbol: Any, names: Sequence[str], typename: str, throw: bool) -> None:
-    """Compare names with the symbol's arguments; raise ValueError or warn when one is not among them."""
-    if not names:
-        return
-    arguments = symbol.list_arguments()
+def _check_input_names(
+    symbol: Any, names: Sequence[str], typename: str, throw: bool, arguments: Sequence[str] | None = None
+) -> None:
+    """Compare names with the symbol's arguments; raise ValueError or warn when one is not among them.
+
+    ``arguments`` are the symbol's, where they are known: a long graph takes a while to list them.
+    """
+    if arguments is None:
+        arguments = symbol.list_arguments() if names else ()
     for name in names:
         if name not in arguments:
             endings = ("_weight", "_bias", "_gamma", "_beta")

@@ -91,12 +91,13 @@ class Module(BaseModule):
         self._label_names = names_of("label_names", label_names)
         self._state_names = names_of("state_names", state_names)
         self._fixed_param_names = names_of("fixed_param_names", fixed_param_names)
-        _check_input_names(symbol, self._data_names, "data", True)
-        _check_input_names(symbol, self._label_names, "label", False)
-        _check_input_names(symbol, self._state_names, "state", True)
-        _check_input_names(symbol, self._fixed_param_names, "fixed_param", True)
+        arguments = symbol.list_arguments()
+        _check_input_names(symbol, self._data_names, "data", True, arguments)
+        _check_input_names(symbol, self._label_names, "label", False, arguments)
+        _check_input_names(symbol, self._state_names, "state", True, arguments)
+        _check_input_names(symbol, self._fixed_param_names, "fixed_param", True, arguments)
         inputs = {*self._data_names, *self._label_names, *self._state_names}
-        self._param_names = [name for name in symbol.list_arguments() if name not in inputs]
+        self._param_names = [name for name in arguments if name not in inputs]
         self._aux_names = symbol.list_auxiliary_states()
         self._output_names = symbol.list_outputs()
         # Dictionaries once bound, the Update once an optimizer is there; what needs them asks _require first.
