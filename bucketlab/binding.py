@@ -343,7 +343,11 @@ def _shared(arrays: dict[str, Any], need: ArrayNeed) -> Any:
     """The array of that name, or as much of it as the shape needs; a larger one replaces it for those to come."""
     known = arrays.get(need.name)
     if known is None or not holds(known, need):
-        arrays[need.name] = known = _fresh(need)
+        arrays[need.name], before = _fresh(need), known
+        known = arrays[need.name]
+        if before is not None and before.stype == known.stype == "default" and before.dtype == known.dtype:
+            # States go on in the larger array, each row's at its place; inputs are fed anew anyway.
+            before.reshape((-1,)).copyto(known.reshape((-1,))[: before.size])
     if known.shape == need.shape:
         return known
     return known.reshape((-1,))[: need.size].reshape(need.shape)

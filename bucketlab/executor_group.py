@@ -305,13 +305,17 @@ class DataParallelExecutorGroup:
                 mx.base.check_call(
                     mx.base._LIB.MXExecutorSetMonitorCallbackEX(executor.handle, callback[0], None, int(callback[1]))
                 )
+        if self._monitors:
+            kept = {id(one) for one in (bound, *self._bounds.values())}
+            self._unwatch(one for one in self._every_bound() if id(one) not in kept)
         self._bound = bound
         self._collect_arrays()
 
     def let_go(self) -> None:
         """Forget all executors, to be bound again when they are needed. What just ran stays until another runs."""
-        self._bounds.clear()
         current = self.__dict__.get("_bound")
+        self._unwatch(bound for bound in self._bounds.values() if bound is not current)
+        self._bounds.clear()
         if current is not None and current is self._memory.ran:
             self._memory.outdated.append(self)
         else:
@@ -327,9 +331,25 @@ class DataParallelExecutorGroup:
     def drop_executors(self) -> None:
         """Give up the executors at once; whoever asks for them has them bound again."""
         self._note_callbacks()
+        self.release_monitors()
         self._bounds.clear()
         for name in OF_EXECUTORS:
             self.__dict__.pop(name, None)
+
+    def release_monitors(self) -> None:
+        """Have monitors let go of all executors: they would keep them, and show what they hold."""
+        self._unwatch(self._every_bound())
+
+    def _every_bound(self) -> list[BoundShapes]:
+        current = self.__dict__.get("_bound")
+        others = [bound for bound in self._bounds.values() if bound is not current]
+        return others if current is None else [*others, current]
+
+    def _unwatch(self, bounds: Iterable[BoundShapes], monitors: Sequence[Any] | None = None) -> None:
+        gone = {id(executor) for bound in bounds for executor in bound.execs}
+        for monitor in self._monitors if monitors is None else monitors:
+            if isinstance(getattr(monitor, "exes", None), list):
+                monitor.exes = [executor for executor in monitor.exes if id(executor) not in gone]
 
     def revive(self) -> None:
         """Bind the executors again that were let go of, for the shapes they had; nothing if they are there."""
@@ -705,10 +725,14 @@ class DataParallelExecutorGroup:
                 piece.copyto(target)
 
     def install_monitor(self, mon: Any) -> None:
-        """Let a monitor see every executor of the group, those that are bound later included."""
-        self._monitors.append(mon)
+        """Let a monitor see every executor of the group, those that are bound later included.
+
+        One that sees them already comes before others again, and sees them once.
+        """
+        self._unwatch(self._every_bound(), [mon])
+        self._monitors = [*(monitor for monitor in self._monitors if monitor is not mon), mon]
         seen: set[int] = set()
-        for bound in self._bounds.values():
+        for bound in self._every_bound():
             for executor in bound.execs:
                 if id(executor) not in seen:
                     seen.add(id(executor))

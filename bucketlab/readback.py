@@ -8,7 +8,7 @@ from typing import Any
 
 from bucketlab.bound import BoundShapes
 from bucketlab.errors import DescriptionError, ShapeError
-from bucketlab.feeding import NDArray, as_array, is_array
+from bucketlab.feeding import as_array, is_array
 from bucketlab.rows import RowAxis, check_rows
 
 
@@ -191,12 +191,17 @@ class Readback:
             what = f"out_grads for output {self.output_names[k]!r}"
             if len(bound.active) > 1 and where.axis >= 0 and bound.shapes.per_context:
                 check_rows(grad, RowAxis(where.axis), sum(counts[k]), what)
-            elif len(bound.active) > 1 and where.axis >= 0:
+            elif len(bound.active) > 1 and where.axis >= 0 and where.steps:
                 check_rows(grad, where, bound.shapes.rows or 0, what)
+            # An output without rows is one of each context: it takes a gradient for each, or one for all.
+            apart = bound.shapes.per_context or (where.axis >= 0 and not where.steps)
+            whole = len(bound.active) == 1 or (
+                not where.steps and grad.shape == bound.execs[bound.active[0]].outputs[k].shape
+            )
             for at, i in enumerate(bound.active):
-                if len(bound.active) == 1:
+                if whole:
                     part = grad
-                elif bound.shapes.per_context:
+                elif apart:
                     part = RowAxis(max(where.axis, 0)).cut(grad, slice(begin, begin + counts[k][at]))
                     begin += counts[k][at]
                 else:

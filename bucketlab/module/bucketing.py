@@ -176,6 +176,9 @@ class BucketingModule(BaseModule):
             elsewhere: dict[str, Any] = {} if host == "cpu" else {"host": host}
             module.bind(data_shapes, label_shapes, for_training, inputs_need_grad, grad_req=grad_req, **elsewhere)
         others = {} if self.binded else {k: m for k, m in self._buckets.items() if k != key}
+        for replaced in self._buckets.values() if self.binded else ():
+            if replaced.binded:
+                replaced._exec_group.release_monitors()
         self.for_training, self.inputs_need_grad, self._grad_req = for_training, inputs_need_grad, grad_req
         self._buckets = {key: module, **others}
         self._curr_module, self._curr_bucket_key, self._giver = module, key, module
@@ -472,11 +475,13 @@ class BucketingModule(BaseModule):
         """Switch to the bucket of the batch, and run it."""
         self._require("forward()")
         self._curr_module._tokens_to_learn(data_batch, is_train)
-        before = self._curr_bucket_key, self._curr_module
+        before, bound = (self._curr_bucket_key, self._curr_module), len(self._buckets)
         try:
             self._make_current(batches.bucket_key(data_batch), self._bucket_of(data_batch))
             self._curr_module.forward(data_batch, is_train=is_train)
         except Exception as error:
+            if len(self._buckets) > bound:
+                del self._buckets[batches.bucket_key(data_batch)]
             self._make_current(*before)
             tell(error, self, data_batch)
             raise

@@ -96,7 +96,10 @@ class Limits:
         return [(f" for context {i}", given[i], _table(limits[min(i, len(limits) - 1)])) for i in range(count)]
 
     def raised(self, shapes: BatchShapes) -> Limits:
-        """Limits that take these shapes as well. Raises ShapeError for a batch in the other form."""
+        """Limits that take these shapes as well; labels that the batch lacks follow its rows.
+
+        Raises ShapeError for a batch in the other form.
+        """
         most = self.maximum
         if shapes.per_context != most.per_context:
             raise ShapeError(
@@ -107,10 +110,25 @@ class Limits:
             for i, one in enumerate(side if shapes.per_context else [side]):
                 sizes.update({(i, desc.name): desc.shape for desc in one})
 
+        rows = [self._raised_rows(i, sizes) for i in range(len(most.data) if most.per_context else 1)]
+
         def raised(i: int, desc: Any) -> Any:
-            return _sized(desc, _largest([desc.shape, sizes.get((i, desc.name), desc.shape)]))
+            shape, axis = _largest([desc.shape, sizes.get((i, desc.name), desc.shape)]), batch_axis(desc.layout)
+            before, after = rows[i]
+            if (i, desc.name) not in sizes and 0 <= axis < len(shape) and shape[axis] == before is not None:
+                shape = (*shape[:axis], max(before, after), *shape[axis + 1 :])
+            return _sized(desc, shape)
 
         return replace(self, known=_mapped(most, raised))
+
+    def _raised_rows(self, i: int, sizes: Mapping[tuple[int, str], Shape]) -> tuple[Any, Any]:
+        """Rows of a context's (or the flat batch's) maximum, and of its batch: of the first array that has any."""
+        most = self.maximum
+        for desc in most.data[i] if most.per_context else most.data:
+            axis, shape = batch_axis(desc.layout), sizes.get((i, desc.name))
+            if shape is not None and 0 <= axis < len(shape) == len(desc.shape):
+                return desc.shape[axis], shape[axis]
+        return None, None
 
 
 def _by_context(shapes: Any, argument: str, names: Sequence[str], contexts: int) -> list[dict[str, Shape]]:

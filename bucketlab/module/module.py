@@ -225,6 +225,10 @@ class Module(BaseModule):
         else:
             self._arg_params = self._host_arrays(group, "arg", host)
             self._aux_params = self._host_arrays(group, "aux", host)
+        if self._exec_group is not None and shared_module is None:
+            self._exec_group.release_monitors()
+            for monitor in self._exec_group._monitors:
+                group.install_monitor(monitor)
         self._exec_group, self._left = group, None
         self._data_shapes, self._label_shapes = group.data_shapes, group.label_shapes
         self.for_training, self.inputs_need_grad, self._grad_req = for_training, inputs_need_grad, grad_req
@@ -448,8 +452,9 @@ class Module(BaseModule):
                     f"{kind} {', '.join(map(repr, missing))} has no value: give an initializer, or values for it"
                 )
             if given is not None:
-                others = {**self._known_inputs(kind), **self._elsewhere(kind)}
-                check_params(kind, given, {**others, **known}, allow_extra)
+                inputs = self._known_inputs(kind).keys() - known.keys()
+                params = {name: value for name, value in given.items() if name not in inputs}
+                check_params(kind, params, {**self._elsewhere(kind), **known}, allow_extra)
         return hosts
 
     def _own_hosts(self) -> dict[str, dict[str, Any]]:
