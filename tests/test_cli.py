@@ -189,7 +189,7 @@ def test_lab_serves_the_notebooks(tmp_path: Path) -> None:
                 assert answer.status == 200
         finally:
             server.terminate()
-    assert names == [notebook.name for notebook in notebooks()]
+    assert sorted(names) == [notebook.name for notebook in notebooks()]
 
 
 @pytest.mark.slow
