@@ -210,12 +210,13 @@ class DataParallelExecutorGroup:
         before = [(memory, dict(memory.inputs), dict(memory.input_grads)) for memory in self._memory.contexts]
         try:
             return self._executors(needs)
-        except ShapeError:
-            for memory, inputs, input_grads in before:
-                memory.inputs, memory.input_grads = inputs, input_grads
-            for i, part in parts.items():
-                self._requirements(i, *part)
-            raise
+        except ShapeError as refused:
+            error = refused
+        for memory, inputs, input_grads in before:
+            memory.inputs, memory.input_grads = inputs, input_grads
+        for i, part in parts.items():
+            self._requirements(i, *part)
+        raise error
 
     def _executors(self, needs: Mapping[int, binding.Requirements]) -> dict[int, Any]:
         """An executor for each context: on the shared working memory, or as its new owner if it needs more."""
