@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
@@ -90,9 +90,10 @@ def run_script(
         raise ValueError(f"report is {os.fspath(report)!r}, which cannot be written; give another file")
     given = [os.fspath(script), *arguments]
     begin = time.perf_counter()
+    others = set(threading.enumerate())
     with _as_main(path, given) as main, patch(), Watch() as watch:
         ending = _run(path, source, main)
-        _wait_for_threads()
+        _wait_for_threads(others)
         seconds = time.perf_counter() - begin
         modules = watch.modules()
     run = ScriptRun(given[0], tuple(arguments), *ending, seconds, modules, page)
@@ -184,7 +185,8 @@ def _of_script(trace: TracebackType | None, file: str) -> TracebackType | None:
     return trace
 
 
-def _wait_for_threads() -> None:
+def _wait_for_threads(others: Collection[threading.Thread]) -> None:
+    """Wait for the threads that a script has left; ``others`` were there before it."""
     for thread in threading.enumerate():
-        if not thread.daemon and thread not in (threading.current_thread(), threading.main_thread()):
+        if not thread.daemon and thread not in others:
             thread.join()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
@@ -120,6 +121,17 @@ class TestAsPythonDoes:
         finally:
             sys.excepthook = hook
         assert capsys.readouterr() == ("ZeroDivisionError\n", "")
+
+    def test_threads_that_were_there_before_are_not_waited_for(self, run):
+        told = threading.Event()
+        other = threading.Thread(target=told.wait, args=(60,))
+        other.start()
+        try:
+            assert run("", head="").status == 0
+            assert other.is_alive()
+        finally:
+            told.set()
+            other.join()
 
     def test_threads_are_waited_for(self, run):
         result = run(
