@@ -6,6 +6,7 @@ updated, signal handlers of the main thread wait until the step is over (:func:`
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 import weakref
@@ -216,10 +217,17 @@ def _holders(kvstore: Any) -> dict[str, Any]:
     return vars(kvstore).setdefault("_bucketlab_holders", {})
 
 
+def _nobody() -> None:
+    """The holder of a name that no module of ours has told."""
+
+
 def _take_over(exchange: Exchange, updater: Updater, name: str, value: Any, store: FlatParameters) -> None:
     """Give a name that a kvstore knows from an earlier optimizer its present value."""
-    holder = _holders(exchange.kvstore).get(name, lambda: None)()
-    if holder is not None and holder is not store:
+    holders = _holders(exchange.kvstore)
+    if holders.get(name, _nobody)() not in (None, store):
+        # Modules hold on to one another in circles; one that nobody has any more is no holder.
+        gc.collect()
+    if holders.get(name, _nobody)() not in (None, store):
         raise ValueError(
             f"kvstore {exchange.kvstore.type!r} holds parameter {name!r} of another module, which would be trained by "
             f"both; give each module a kvstore of its own, or share the parameters with bind(shared_module=...)"
