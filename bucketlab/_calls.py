@@ -88,6 +88,11 @@ class OperatorCall:
         self._sent = attributes
         return True
 
+    def replace(self, name: str, value: Any) -> None:
+        """Replace one attribute that was sent before."""
+        self._values[list(self._sent).index(name)] = str(value).encode()
+        self._sent[name] = value
+
     @property
     def inputs(self) -> Any:
         """The handles that are read, to be written by position; the caller keeps their arrays alive until it ran."""

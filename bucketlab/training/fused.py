@@ -27,8 +27,8 @@ ROUTING = ("multi_precision", "param_dict", "aggregate_num")
 RATE = 2
 """Where settings begin that are no learning rate: that one may change with every step."""
 
-ATTRIBUTES = ("rescale_grad", "clip_gradient")
-"""Settings that every kernel call takes as they are."""
+ATTRIBUTES = ("clip_gradient",)
+"""Settings that every kernel call takes as they are; beside them only ``rescale_grad``, which may follow each batch."""
 
 RANGES = ("wd", "idx2name", "lr_mult", "wd_mult")
 """Settings that decide how far the range of one kernel call goes; the two dictionaries are last."""
@@ -96,6 +96,8 @@ class FusedStep:
         self._states_version = -1
         self._lr: Any = None
         self._even = self._rated = self._steady = False
+        # What the kernels were chosen with, and what their calls send.
+        self._kernels_scale = self._scale = self._optimizer.rescale_grad
         self._kernels: list[Kernel] = []
         self._runs: list[Run] = []
         self._calls: dict[tuple[int, int, int], tuple[str, OperatorCall]] = {}
@@ -136,21 +138,28 @@ class FusedStep:
         except KeyError:
             return False
         count = before[0] + 1
+        optimizer = self._optimizer
         if (
             before.count(before[0]) < len(before)
-            or self._read(self._optimizer) != self._settings
+            or self._read(optimizer) != self._settings
             or self._updater.states.version != self._states_version
         ):
             return False
+        scale = optimizer.rescale_grad
+        if scale != self._scale:
+            for run in self._runs:
+                self._calls[run.hull, run.start, run.stop][1].replace("rescale_grad", scale)
+            self._scale = scale
         for counter, keys in self._counters:
             counter.values.update(dict.fromkeys(keys, count))
-        self._totals_counted.values["num_update"] = max(self._optimizer.num_update, count)
+        self._totals_counted.values["num_update"] = max(optimizer.num_update, count)
         return True
 
     def _prepared(self) -> bool:
         """Get ready for any step; False if other parameters are to be fused."""
         optimizer = self._optimizer
         self._steady = False
+        rescaled = not (optimizer.rescale_grad == self._scale == self._kernels_scale)
         count, updates, counts = self._next_counts(optimizer)
         scheduler = optimizer.lr_scheduler
         lr = optimizer.lr
@@ -160,7 +169,8 @@ class FusedStep:
         known = self._settings
         # One learning rate and one update number for all, or neither of them matters.
         even = count is not None or (scheduler is None and not self._rated)
-        if known is None or settings[RATE:] != known[RATE:] or not (even and self._even) or self._states_changed:
+        changed = known is None or rescaled or settings[RATE:] != known[RATE:]
+        if changed or not (even and self._even) or self._states_changed:
             if settings[RATE : RATE + len(ROUTING)] != self._routing:
                 return False
             self._settings = None
@@ -172,8 +182,8 @@ class FusedStep:
             else:
                 self._set_rates(lr, counts[0])
             self._make_program()
-            self._settings = (*settings[:-2], *map(dict, settings[-2:]))
-        else:
+            self._settings, self._scale = (*settings[:-2], *map(dict, settings[-2:])), self._kernels_scale
+        elif known is not None:
             if lr != self._lr or self._rated:
                 self._set_rates(lr, counts[0])
             self._settings = (*settings[:RATE], *known[RATE:])
@@ -213,6 +223,7 @@ class FusedStep:
             self._make_program()
 
     def _choose_kernels(self) -> None:
+        self._kernels_scale = self._optimizer.rescale_grad
         self._kernels = [
             self._family.choose(self._optimizer, hull.segment.dtype, self._states.kept(hull.segment))
             for hull in self._hulls

@@ -145,3 +145,23 @@ def test_a_learning_rate_too_small_for_exact_text_takes_the_other_operator():
 def test_there_is_no_exact_text_for_what_19_decimals_cannot_say():
     assert exact_text(1e-13) is None and exact_text(2.0**24) is None
     assert float(exact_text(0.0)) == 0.0
+
+
+@pytest.mark.parametrize("kvstore", [None, "local"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "rmsprop"])
+def test_a_scale_that_goes_to_and_fro_between_other_changes(optimizer, kvstore):
+    """What is divided by may change with each batch, at the same time as a learning rate or not."""
+    symbol = mlp()
+    ours = Ours(symbol, cpus(1), first_values(symbol, 8), 8)
+    mod = reference(symbol, cpus(1), ours.values, 8)
+    ours.init_optimizer(kvstore, optimizer, {"learning_rate": 0.05, "wd": 0.01})
+    mod.init_optimizer(kvstore, optimizer, {"learning_rate": 0.05, "wd": 0.01})
+    changes = [{}, {"rescale_grad": 0.5}, {}, {"rescale_grad": 0.125, "lr": 0.1}, {"rescale_grad": 0.5}, {"lr": 0.2}]
+    changes += [{"rescale_grad": 0.125}, {"rescale_grad": 0.5, "clip_gradient": 0.3}, {"rescale_grad": 0.125}]
+    for batch, change in zip(batches(8, len(changes)), changes):
+        for one in (ours, mod):
+            for name, value in change.items():
+                setattr(one.optimizer if one is ours else mod._optimizer, name, value)
+            one.forward_backward(batch)
+            (ours.update.step(ours.names) if one is ours else mod.update())
+        assert_same(ours, mod)
