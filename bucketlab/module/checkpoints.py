@@ -117,9 +117,8 @@ def assemble(
         )
     default = module._buckets[default_bucket_key]
     default._arg_params, default._aux_params = arg_params, aux_params
-    # A bucket may have parameters that the default one lacks; what no bucket has is refused when that one is bound.
-    known = {n for symbol in symbols.values() for n in (*symbol.list_arguments(), *symbol.list_auxiliary_states())}
-    default._of_others = frozenset(known.difference(default._param_names, default._aux_names))
+    # Other buckets, also those that are still to come, may have parameters that the default one lacks.
+    default._of_others = frozenset({*arg_params, *aux_params}.difference(default._param_names, default._aux_names))
     default.params_initialized = module.params_initialized = True
     module._curr_module = default
     return module

@@ -130,11 +130,21 @@ def test_parameters_that_only_another_bucket_has(tmp_path, contexts, default):
     for name, value in values(module).items():
         # The file has the mean of running statistics over the contexts.
         np.testing.assert_allclose(values(again)[name], value, rtol=1e-5, atol=1e-7, err_msg=name)
-    arguments = {**again.get_params()[0], "none_weight": mx.nd.ones((1,))}
-    symbols = {key: deep(key)[0] for key in order}
-    other = bl.BucketingModule.load_dict(symbols, deep, default, arguments, again.get_params()[1])
-    with refused("none_weight", kind=ValueError):
-        other.bind(*shapes())
+
+
+def test_parameters_of_a_bucket_that_is_not_there_at_the_moment(tmp_path):
+    """A bucket that was let go of, or is not in the file, finds its parameters when it is met again."""
+    module, prefix = trained(deep, ["flat", "deep"]), str(tmp_path / "m")
+    known = values(module)
+    module.bind(*shapes(), force_rebind=True)
+    assert list(module._buckets) == ["flat"] and "top_weight" in values(module)
+    module.save_checkpoint(prefix, 1)
+    again = bl.BucketingModule.load(prefix, 1, deep, "flat")
+    again.bind(*shapes())
+    assert list(again._buckets) == ["flat"]
+    for each in (module, again):
+        each.forward(batch(key="deep"), is_train=False)
+        assert_equal(values(each), known)
 
 
 @pytest.mark.parametrize("kind", ["Module", "MutableModule", "SVRGModule"])
