@@ -8,6 +8,8 @@ from functools import cached_property
 from operator import is_
 from typing import Any
 
+import numpy as np
+
 from bucketlab._calls import BackwardCall, ForwardCall, Program
 from bucketlab._engine import mx
 from bucketlab.errors import ShapeError
@@ -44,6 +46,11 @@ class BoundShapes:
         self.labelled = bool(shapes.label)
         self._data = [desc.name for desc in shapes.data] if self.flat else []
         self._label = [desc.name for desc in shapes.label or ()] if self.flat else []
+        descs = (*shapes.data, *(shapes.label or ())) if self.flat else ()
+        self.array_shapes = tuple(desc.shape for desc in descs)
+        self.kinds = tuple((desc.layout, np.dtype(desc.dtype)) for desc in descs)
+        self.lists: dict[str, Any] | None = None
+        """What its group shows of it, made once."""
         self._named: tuple[Any, Any] = (None, None)
         # The arrays that the ready calls read when they run next; None once they did, so that nothing is held on to.
         self._aimed: Any = None
@@ -89,6 +96,14 @@ class BoundShapes:
         # Held, not only compared by identity: another list must not come to lie where this one was.
         self._named = (data_names, label_names)
         return True
+
+    def describes(self, batch: Any) -> bool:
+        """Whether what a batch says of its arrays, but for their shapes, is what is bound here."""
+        provided = (*(getattr(batch, "provide_data", None) or ()), *(getattr(batch, "provide_label", None) or ()))
+        return all(
+            getattr(entry, "layout", layout) == layout and np.dtype(getattr(entry, "dtype", dtype)) == dtype
+            for entry, (layout, dtype) in zip(provided, self.kinds)
+        )
 
     @cached_property
     def data_feeds(self) -> tuple[InputFeed, ...]:

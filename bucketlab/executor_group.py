@@ -20,11 +20,11 @@ from bucketlab.binding import ContextMemory
 from bucketlab.bound import BoundShapes
 from bucketlab.errors import DescriptionError, NotReadyError, ShapeError, StaleError
 from bucketlab.executors import declarations
-from bucketlab.feeding import as_array, check_array
+from bucketlab.feeding import as_array, check_array, check_batch
 from bucketlab.losses import AveragingLoss, averaging_losses, warn_if_uneven
 from bucketlab.memory.protocol import HeldArray, HeldPool
 from bucketlab.readback import Readback, merged
-from bucketlab.requests import check_params, prepare_group2ctxs, resolve_grad_req
+from bucketlab.requests import as_params, check_contexts, check_params, prepare_group2ctxs, resolve_grad_req
 from bucketlab.rows import RowAxis
 from bucketlab.shapes import BOTH_FORMS, BatchShapes, DataDesc, batch_axis, is_per_context, parse
 from bucketlab.sharing import GroupMemory, engine_settings
@@ -66,8 +66,10 @@ class DataParallelExecutorGroup:
         split: str = "balanced",
         working_memory: str = "shared",
     ):
+        if not isinstance(symbol, mx.sym.Symbol):
+            raise TypeError(f"symbol is {type(symbol).__name__}; expected an mx.sym.Symbol")
         self.symbol = symbol
-        self.contexts = list(contexts)
+        self.contexts = check_contexts(contexts)
         self.workload = list(check_workload(workload, len(self.contexts)))
         self.split = split
         self.logger = logger
@@ -115,6 +117,8 @@ class DataParallelExecutorGroup:
         )
         self._memory.groups.add(self)
         self._bounds: dict[Any, BoundShapes] = {}
+        # The same by the shapes of a flat batch's arrays, and all else that is known of them.
+        self._by_arrays: dict[Any, BoundShapes] = {}
         # What each context was bound to last: data and label descriptions.
         self._parts: dict[int, Any] = {}
         self._averages: tuple[AveragingLoss, ...] | None = None
@@ -122,6 +126,8 @@ class DataParallelExecutorGroup:
         self._callbacks: list[tuple[Any, bool] | None] = [None] * len(self.contexts)
         # Rows of the last batch, when it came as a list of batches: what gradients are divided by.
         self.listed_rows: int | None = None
+        # Labels of the last batch as it had them, and in the bound order, when it had them in another one.
+        self.moved_labels: tuple[Any, Any] | None = None
         self.bind_exec(shapes, None)
 
     # ------------------------------------------------------------------ binding
@@ -136,6 +142,7 @@ class DataParallelExecutorGroup:
         bound = self._bounds.get(shapes.key)
         if bound is None:
             bound = self._bounds[shapes.key] = self._bind(shapes)
+            self._by_arrays[bound.array_shapes, bound.kinds] = bound
         self._use(bound)
 
     def reshape(self, data_shapes: Any, label_shapes: Any) -> None:
@@ -144,6 +151,18 @@ class DataParallelExecutorGroup:
         Shapes that were seen before cost nothing. Raises ShapeError or SliceError and changes nothing.
         """
         self.bind_exec(data_shapes, label_shapes, reshape=True)
+
+    def turn_to(self, batch: Any) -> bool:
+        """Make the executors current that a flat batch of these shapes had before; False, and nothing else, without."""
+        current, data, label = self._bound, getattr(batch, "data", None), getattr(batch, "label", None)
+        if type(data) is not list or not (label is None or type(label) is list):
+            return False
+        shapes = tuple([getattr(array, "shape", None) for array in [*data, *(label or ())]])
+        bound = self._by_arrays.get((shapes, current.kinds)) if current.flat else None
+        if bound is None or not current.describes(batch) or not bound.takes(batch):
+            return False
+        self._use(bound)
+        return True
 
     def decide_slices(self, data_shapes: Any) -> list[int]:
         """The batch axis of each description; sets ``batch_size`` and ``slices``."""
@@ -310,13 +329,16 @@ class DataParallelExecutorGroup:
             kept = {id(one) for one in (bound, *self._bounds.values())}
             self._unwatch(one for one in self._every_bound() if id(one) not in kept)
         self._bound = bound
-        self._collect_arrays()
+        if bound.lists is None:
+            bound.lists = self._collect_arrays()
+        self.__dict__.update(bound.lists)
 
     def let_go(self) -> None:
         """Forget all executors, to be bound again when they are needed. What just ran stays until another runs."""
         current = self.__dict__.get("_bound")
         self._unwatch(bound for bound in self._bounds.values() if bound is not current)
         self._bounds.clear()
+        self._by_arrays.clear()
         if current is not None and current is self._memory.ran:
             self._memory.outdated.append(self)
         else:
@@ -334,6 +356,7 @@ class DataParallelExecutorGroup:
         self._note_callbacks()
         self.release_monitors()
         self._bounds.clear()
+        self._by_arrays.clear()
         for name in OF_EXECUTORS:
             self.__dict__.pop(name, None)
 
@@ -364,21 +387,17 @@ class DataParallelExecutorGroup:
             return self.__dict__[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _collect_arrays(self) -> None:
-        """Lists of the current executors' arrays, in the forms that programs written for mx.mod read."""
+    def _collect_arrays(self) -> dict[str, Any]:
+        """Attributes of the current executors and their arrays, in the forms that programs written for mx.mod read."""
         bound, shapes = self._bound, self._bound.shapes
-        self._shapes = shapes
-        execs = self.execs = bound.execs
-        self.slices, self.batch_size = bound.slices, shapes.rows if not shapes.per_context else None
-        self.data_shapes, self.label_shapes = shapes.data_list, shapes.label_list
+        execs = bound.execs
         first_data = shapes.data[0] if shapes.per_context else shapes.data
         first_label = shapes.label or ()
         if shapes.per_context:
             first_label = next((one for one in first_label if one), ())
-        self.data_names = [desc.name for desc in first_data]
-        self.label_names = [desc.name for desc in first_label] if shapes.label is not None else None
-        self.data_layouts = [batch_axis(desc.layout) for desc in first_data]
-        self.label_layouts = [batch_axis(desc.layout) for desc in first_label] if shapes.label is not None else None
+        data_names = [desc.name for desc in first_data]
+        label_names = [desc.name for desc in first_label] if shapes.label is not None else None
+        label_layouts = [batch_axis(desc.layout) for desc in first_label] if shapes.label is not None else None
 
         def fed(names: Sequence[str]) -> Any:
             if shapes.per_context:
@@ -393,16 +412,28 @@ class DataParallelExecutorGroup:
         def each(names: Iterable[str], table: str) -> list[list[Any]]:
             return [[getattr(e, table).get(name) for e in execs] for name in names]
 
-        known = {*self.param_names, *self.data_names, *self.state_names}
+        known = {*self.param_names, *data_names, *self.state_names}
         unnamed = [name for name in self.arg_names if name not in known]
-        self._read = Readback(bound, self.contexts, self.output_names, self.label_names, self.label_layouts, unnamed)
-        self.data_arrays = fed(self.data_names)
-        self.label_arrays = fed(self.label_names) if self.label_names is not None else None
-        self.param_arrays = each(self.held_names, "arg_dict")
-        self.grad_arrays = each(self.held_names, "grad_dict") if self.for_training else None
-        self.state_arrays = each(self.state_names, "arg_dict")
-        self.aux_arrays = each(self.aux_names, "aux_dict")
-        self.input_grad_arrays = each(self.data_names, "grad_dict") if self.inputs_need_grad else None
+        return {
+            "_shapes": shapes,
+            "_read": Readback(bound, self.contexts, self.output_names, label_names, label_layouts, unnamed),
+            "execs": execs,
+            "slices": bound.slices,
+            "batch_size": shapes.rows if not shapes.per_context else None,
+            "data_shapes": shapes.data_list,
+            "label_shapes": shapes.label_list,
+            "data_names": data_names,
+            "label_names": label_names,
+            "data_layouts": [batch_axis(desc.layout) for desc in first_data],
+            "label_layouts": label_layouts,
+            "data_arrays": fed(data_names),
+            "label_arrays": fed(label_names) if label_names is not None else None,
+            "param_arrays": each(self.held_names, "arg_dict"),
+            "grad_arrays": each(self.held_names, "grad_dict") if self.for_training else None,
+            "state_arrays": each(self.state_names, "arg_dict"),
+            "aux_arrays": each(self.aux_names, "aux_dict"),
+            "input_grad_arrays": each(data_names, "grad_dict") if self.inputs_need_grad else None,
+        }
 
     @property
     def shared_data_arrays(self) -> list[dict[str, Any]]:
@@ -426,6 +457,7 @@ class DataParallelExecutorGroup:
         Raises ValueError for a name that the symbol does not have, unless ``allow_extra``.
         """
         params, aux = self._param_tables()
+        arg_params, aux_params = as_params("parameter", arg_params) or {}, as_params("auxiliary state", aux_params)
         for kind, given, known in (("parameter", arg_params, params), ("auxiliary state", aux_params, aux)):
             check_params(kind, given or {}, {name: arrays[0] for name, arrays in known.items()}, allow_extra)
         for given, known in ((arg_params, params), (aux_params, aux)):
@@ -479,6 +511,11 @@ class DataParallelExecutorGroup:
         except ShapeError:
             # Refused before anything was fed: what ran last can still be read.
             memory.ran = before
+            raise
+        except (AttributeError, TypeError):
+            memory.ran = before
+            for one in data_batch if isinstance(data_batch, list) else [data_batch]:
+                check_batch(one, self.data_names)
             raise
         memory.ran, memory.ran_training = bound, is_train
         if bound.rests and is_train:
@@ -651,6 +688,8 @@ class DataParallelExecutorGroup:
         ``labels``: the batch's labels, or with ``pre_sliced`` (and in the per-context form) one list for each context.
         """
         self._current("update_metric()")
+        if self.moved_labels is not None and labels is self.moved_labels[0]:
+            labels = self.moved_labels[1]
         self._read.update_metric(eval_metric, labels, pre_sliced)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
@@ -730,6 +769,8 @@ class DataParallelExecutorGroup:
 
         One that sees them already comes before others again, and sees them once.
         """
+        if not callable(getattr(mon, "install", None)):
+            raise TypeError(f"the monitor is {type(mon).__name__}; expected an mx.mon.Monitor, or one with install()")
         self._unwatch(self._every_bound(), [mon])
         self._monitors = [*(monitor for monitor in self._monitors if monitor is not mon), mon]
         seen: set[int] = set()

@@ -102,3 +102,19 @@ def as_array(source: Any, dtype: Any) -> Any:
     if isinstance(source, NDArray):
         return source
     return mx.nd.array(np.asarray(source), dtype=dtype)
+
+
+def check_batch(batch: Any, data_names: Sequence[str]) -> None:
+    """Refuse what is no batch, and say what would be one."""
+    data, label = getattr(batch, "data", None), getattr(batch, "label", None)
+    if isinstance(data, (list, tuple)) and (label is None or isinstance(label, (list, tuple))):
+        return
+    if batch is None or (data is None and not hasattr(batch, "data")) or isinstance(batch, np.ndarray):
+        found = f"the batch is {type(batch).__name__}"
+    elif not isinstance(data, (list, tuple)):
+        found = f"the batch's data is {type(data).__name__}"
+    else:
+        found = f"the batch's label is {type(label).__name__}"
+    raise DescriptionError(
+        f"{found}; give a DataBatch whose data is a list of arrays for {list(data_names)}, and a list as its label"
+    )

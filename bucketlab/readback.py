@@ -8,7 +8,7 @@ from typing import Any
 
 from bucketlab.bound import BoundShapes
 from bucketlab.errors import DescriptionError, ShapeError
-from bucketlab.feeding import as_array, is_array
+from bucketlab.feeding import NDArray, as_array, is_array
 from bucketlab.rows import RowAxis, check_rows
 
 
@@ -76,6 +76,8 @@ class Readback:
         Where contexts have shapes of their own that do not join, an output is a list with one array for each context.
         """
         bound = self.bound
+        if self._whole and not self.pad:
+            return [parts[0].copy() for parts in bound.context_outputs]
         valid = [self.valid_rows(i) for i in bound.active]
         results: list[Any] = []
         for k, parts in enumerate(bound.context_outputs):
@@ -97,6 +99,11 @@ class Readback:
         ``labels``: the batch's labels, or with ``pre_sliced`` (and in the per-context form) one list for each context.
         """
         bound = self.bound
+        only = labels[0] if type(labels) is list and len(labels) == 1 else None
+        if self._whole and type(only) is NDArray and not (self.pad or pre_sliced):
+            # What comes of all that is below in the most common case: one context, one label, no padding.
+            eval_metric.update_dict(OrderedDict(zip(self.labels_on(0), labels)), bound.named_outputs[0])
+            return
         lists: Any = (list, tuple, type(None))
         if not isinstance(labels, lists):
             raise DescriptionError(f"labels is {type(labels).__name__}; give a list of arrays, as batch.label is")

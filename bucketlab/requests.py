@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,27 @@ from bucketlab._engine import mx
 from bucketlab.errors import ShapeError, SliceError
 
 GRAD_REQS = ("write", "add", "null")
+
+
+def check_contexts(contexts: Any) -> list[Any]:
+    """Contexts as a list. Raises SliceError for none, TypeError for other things, ValueError for absent devices."""
+    given = [contexts] if isinstance(contexts, mx.Context) else list(contexts)
+    if not given:
+        raise SliceError("contexts is empty; give at least one, such as mx.cpu()")
+    for context in given:
+        if not isinstance(context, mx.Context):
+            raise TypeError(f"contexts has {context!r}; expected contexts such as mx.cpu(0)")
+        if context.device_type == "gpu" and context.device_id >= _gpus():
+            raise ValueError(
+                f"there is no {context} here: mxnet sees {_gpus()} GPU(s), numbered from 0; use another context, "
+                f"such as mx.cpu()"
+            )
+    return given
+
+
+@cache
+def _gpus() -> int:
+    return int(mx.context.num_gpus()) if mx.runtime.Features().is_enabled("CUDA") else 0
 
 
 def as_params(kind: str, given: Any) -> dict[str, Any] | None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from bucketlab._engine import mx
-from bucketlab.errors import BucketError, DescriptionError, ShapeError, SliceError
-from bucketlab.feeding import check_array, is_array
+from bucketlab.errors import BucketError, ShapeError, SliceError
+from bucketlab.feeding import check_array, check_batch, is_array
 from bucketlab.module import cut
 from bucketlab.module.cut import described
 from bucketlab.shapes import BatchShapes, DataDesc, describe, is_per_context, parse
@@ -29,6 +27,7 @@ def fitting(
     if isinstance(batch, list):
         return cut.fitting_list(batch, group)
     check_batch(batch, data_names)
+    group.moved_labels = None
     data, label = batch.data, getattr(batch, "label", None)
     if data and group.takes(batch):
         return batch, None
@@ -52,6 +51,8 @@ def fitting(
         # Bound without labels, and the network learns from some: it would learn from zeros.
         return batch, _flat_shapes(batch, data_names, label_names, shapes)
     batch = _in_order(batch, shapes)
+    if label and batch.label is not label:
+        group.moved_labels = label, batch.label
     as_bound = all(tuple(source.shape) == desc.shape for source, desc in zip(batch.data, shapes.data))
     if as_bound and (not labels_too or _labels_fit(batch, shapes)):
         _check_labels(batch, shapes)
@@ -83,6 +84,26 @@ def announced_shapes(batch: Any, data_names: Sequence[str], label_names: Sequenc
     if not described and label and len(label) == len(label_names):
         described = list(zip(label_names, [getattr(array, "shape", ()) for array in label]))
     return _sized(getattr(batch, "provide_data", None), getattr(batch, "data", None)), _sized(described, label)
+
+
+def check_arrays(batch: Any, data_names: Sequence[str], label_names: Sequence[str]) -> None:
+    """Refuse a batch for what can be told before anything is bound for it: its form, and how many arrays it has."""
+    for part in batch if isinstance(batch, list) else [batch]:
+        check_batch(part, data_names)
+        label = list(getattr(part, "label", None) or ())
+        _check_side("data", part.data, data_names)
+        if label_names and any(one is not None for one in label):
+            _check_side("label", label, label_names)
+
+
+def _check_side(kind: str, arrays: Sequence[Any], names: Sequence[str]) -> None:
+    for own in arrays if cut.is_cut(arrays, kind) else [arrays]:
+        if own is None and kind == "label":
+            continue
+        if len(own or ()) != len(names):
+            count = len(own or ())
+            raise ShapeError(f"the batch has {count} {kind} array(s) and the module takes {len(names)}: {list(names)}")
+        _check_arrays(kind, own, names)
 
 
 def _sized(described: Any, arrays: Any) -> Any:
@@ -122,22 +143,6 @@ def check_announced(sources: Iterable[Any], workload: Sequence[float], split: st
                 row_counts(rows, workload, split)
             except SliceError as error:
                 raise SliceError(f"bucket {bucket!r}: {error}") from None
-
-
-def check_batch(batch: Any, data_names: Sequence[str]) -> None:
-    """Refuse what is no batch, and say what would be one."""
-    data, label = getattr(batch, "data", None), getattr(batch, "label", None)
-    if isinstance(data, (list, tuple)) and (label is None or isinstance(label, (list, tuple))):
-        return
-    if batch is None or (data is None and not hasattr(batch, "data")) or isinstance(batch, np.ndarray):
-        found = f"the batch is {type(batch).__name__}"
-    elif not isinstance(data, (list, tuple)):
-        found = f"the batch's data is {type(data).__name__}"
-    else:
-        found = f"the batch's label is {type(label).__name__}"
-    raise DescriptionError(
-        f"{found}; give a DataBatch whose data is a list of arrays for {list(data_names)}, and a list as its label"
-    )
 
 
 def _with(batch: Any, data: Any, label: Any) -> Any:

@@ -225,7 +225,10 @@ class BucketingModule(BaseModule):
             return known
         if key is None:
             return self._bucket(key, None, None)
-        return self._bucket(key, *batches.announced_shapes(batch, *self._generate(key)[1:]))
+        names = self._generate(key)[1:]
+        # Before it is bound: with a bucket come its own parameters, which would stay.
+        batches.check_arrays(batch, *names)
+        return self._bucket(key, *batches.announced_shapes(batch, *names))
 
     def _bucket(self, key: Hashable, data_shapes: Any, label_shapes: Any) -> Module:
         try:

@@ -181,7 +181,7 @@ def picked(values: Any, entries: Any, names: Sequence[str] | None) -> Any:
 
 def check_labels(described: Any, labels: Sequence[Any] | None, data: Any, data_shapes: Any) -> None:
     """Refuse labels of other rows than the data, before any module runs. Where layouts do not tell, nothing is said."""
-    if not labels or not described or is_nested(data) or is_nested(labels) or is_per_context(described):
+    if not data or not labels or not described or is_nested(data) or is_nested(labels) or is_per_context(described):
         return
     axis = batch_axis(getattr(data_shapes[0], "layout", None)) if data_shapes else 0
     rows = _size(data[0], axis)
@@ -362,19 +362,13 @@ def places(modules: Sequence[Any]) -> list[tuple[Any, dict[str, Any], Any]]:
     return found
 
 
-def runs(modules: Iterable[Any]) -> dict[int, tuple[Any, Any]]:
-    """What ran last in the working memory of every module, for :func:`forget`."""
-    groups = [getattr(executing(part), "_exec_group", None) for module in modules for part in within(module)]
-    found = [getattr(group, "_memory", None) for group in groups]
-    memories = [memory for memory in found if memory is not None]
-    return {id(memory): (memory, memory.ran) for memory in memories}
-
-
-def forget(before: Mapping[int, tuple[Any, Any]]) -> None:
+def forget(modules: Iterable[Any]) -> None:
     """After a batch that some module refused: those that ran it have no results that could be used."""
-    for memory, ran in before.values():
-        if memory.ran is not ran:
-            memory.ran = None
+    for module in modules:
+        for part in within(module):
+            memory = getattr(getattr(executing(part), "_exec_group", None), "_memory", None)
+            if memory is not None:
+                memory.ran = None
 
 
 def go_back(kept: Iterable[tuple[Any, dict[str, Any], Any]]) -> None:

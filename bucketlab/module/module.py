@@ -339,6 +339,10 @@ class Module(BaseModule):
 
     def _reshape(self, shapes: BatchShapes) -> None:
         self._exec_group.reshape(shapes, None)
+        self._has_turned()
+
+    def _has_turned(self) -> None:
+        """Executors for other shapes are current."""
         self._data_shapes, self._label_shapes = self._exec_group.data_shapes, self._exec_group.label_shapes
         self._notify("reshape", None)
 
@@ -609,15 +613,24 @@ class Module(BaseModule):
         if not (self.binded and self.params_initialized):
             self._require("forward()")
         tokens = self._tokens_to_learn(data_batch, is_train) if self._tokens is not None else 0
-        batch, group = data_batch, self._exec_group
-        if isinstance(batch, list) or not group.takes(batch):
-            batch, shapes = batches.fitting(batch, group, self._data_names, self._label_names)
-            if shapes is not None:
-                self._reshape(shapes)
+        batch = data_batch
+        if isinstance(batch, list) or not self._exec_group.takes(batch):
+            batch = self._fitted(batch)
         self._run(batch, is_train)
         self._batch_tokens = tokens
         if self._observer is not None:
             self._notify("forward", data_batch)
+
+    def _fitted(self, batch: Any) -> Any:
+        """A batch that is not as bound, as the executors take it; those for its shapes are current then."""
+        group = self._exec_group
+        if not isinstance(batch, list) and group.turn_to(batch):
+            self._has_turned()
+            return batch
+        fitting, shapes = batches.fitting(batch, group, self._data_names, self._label_names)
+        if shapes is not None:
+            self._reshape(shapes)
+        return fitting
 
     def _tokens_to_learn(self, batch: Any, is_train: bool | None) -> int:
         """Tokens that the gradients of a batch will be sums over; 0 where none are asked for."""

@@ -10,9 +10,8 @@ import numpy as np
 
 from bucketlab._engine import mx
 from bucketlab.errors import NotReadyError, ShapeError
-from bucketlab.feeding import as_array, check_array, is_array
+from bucketlab.feeding import as_array, check_array, check_batch, is_array
 from bucketlab.module.base import BaseModule
-from bucketlab.module.batches import check_batch
 from bucketlab.rows import RowAxis
 from bucketlab.shapes import batch_axis, describe
 

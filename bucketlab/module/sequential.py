@@ -10,9 +10,9 @@ from typing import Any
 
 from bucketlab._engine import mx
 from bucketlab.errors import BucketlabError, NotReadyError, ShapeError
+from bucketlab.feeding import check_batch
 from bucketlab.module import links
 from bucketlab.module.base import BaseModule
-from bucketlab.module.batches import check_batch
 from bucketlab.module.module import DEFAULT_INITIALIZER
 from bucketlab.module.python import PythonModule
 from bucketlab.requests import as_params
@@ -326,9 +326,10 @@ class SequentialModule(BaseModule):
             labels = getattr(batch, "label", None)
             described = getattr(batch, "provide_label", None) or self._label_shapes
             links.check_labels(described, labels, batch.data, self._modules[0].data_shapes)
-        places, ran = links.places(self._modules), links.runs(self._modules)
+        places = links.places(self._modules)
+        ran: list[Any] = []
         try:
-            self._run(batch, is_train)
+            self._run(batch, is_train, ran)
         except BaseException:
             links.go_back(places)
             links.forget(ran)
@@ -338,7 +339,8 @@ class SequentialModule(BaseModule):
             self._label_shapes = links.resized(self._label_shapes, getattr(batch, "label", None))
         self._notify("forward", data_batch)
 
-    def _run(self, batch: Any, is_train: bool) -> None:
+    def _run(self, batch: Any, is_train: bool, ran: list[Any]) -> None:
+        """Run the modules one after another, and note in ``ran`` those that have."""
         data, last = batch.data, len(self._modules) - 1
         for i, module in enumerate(self._modules):
             given = self._batch_for(i, batch, data)
@@ -346,6 +348,7 @@ class SequentialModule(BaseModule):
                 module._pad = given.pad or 0
             with self._at(i):
                 module.forward(given, is_train=is_train)
+                ran.append(module)
                 if i < last:
                     data = links.outputs(module)
 
@@ -459,6 +462,10 @@ class SequentialModule(BaseModule):
                 with self._at(i):
                     module.update_metric(eval_metric, own, cut)
         self._notify("metric", eval_metric)
+
+    def _batch_of(self, data: Any) -> Any:
+        first = self._modules[0]
+        return first._batch_of(data) if isinstance(first, BaseModule) else super()._batch_of(data)
 
     def _predicted(self, batch: Any) -> list[Any]:
         last = self._modules[-1]
