@@ -500,14 +500,16 @@ class DataParallelExecutorGroup:
         if bound.rests and is_train:
             self._level_aux()
         before, memory.ran = memory.ran, None
+        fed = None
         try:
             if isinstance(data_batch, list) or not bound.flat:
                 self._feed_cut_and_run(data_batch, is_train)
             else:
                 label = getattr(data_batch, "label", None)
                 bound.feed_and_forward(data_batch.data, label if label and bound.labelled else None, is_train)
-                self._read.ran(getattr(data_batch, "pad", 0) or 0, label)
+                self._read.ran(getattr(data_batch, "pad", 0) or 0)
                 self.listed_rows = None
+                fed = label if len(bound.active) > 1 else None
         except ShapeError:
             # Refused before anything was fed: what ran last can still be read.
             memory.ran = before
@@ -517,7 +519,7 @@ class DataParallelExecutorGroup:
             for one in data_batch if isinstance(data_batch, list) else [data_batch]:
                 check_batch(one, self.data_names)
             raise
-        memory.ran, memory.ran_training = bound, is_train
+        memory.ran, memory.ran_training, memory.fed = bound, is_train, fed
         if bound.rests and is_train:
             self._spread_aux()
 
@@ -690,7 +692,7 @@ class DataParallelExecutorGroup:
         self._current("update_metric()")
         if self.moved_labels is not None and labels is self.moved_labels[0]:
             labels = self.moved_labels[1]
-        self._read.update_metric(eval_metric, labels, pre_sliced)
+        self._read.update_metric(eval_metric, labels, pre_sliced, self._memory.fed)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
         """Gradients of the data arrays in the order of data_shapes, as arrays of their own; None for 'null'."""

@@ -16,8 +16,7 @@ class Readback:
     """Reads what the executors of one set of shapes hold after a forward pass.
 
     ``pad`` rows at the end of the batch are filler, or ``pads`` at the end of each part of a batch that came as a list.
-    ``fed`` are the labels that the executors were fed. ``unnamed`` are arguments that nobody said what they are: the
-    labels, where none were named at bind.
+    ``unnamed`` are arguments that nobody said what they are: the labels, where none were named at bind.
     """
 
     def __init__(
@@ -36,13 +35,12 @@ class Readback:
         self.label_layouts = label_layouts
         self.pad = 0
         self.pads: list[int] | None = None
-        self.fed: Any = None
         self._unnamed = unnamed
         self._whole = bound.flat and len(bound.active) == 1
 
-    def ran(self, pad: int, fed: Any = None, pads: list[int] | None = None) -> None:
+    def ran(self, pad: int, pads: list[int] | None = None) -> None:
         """A batch has run."""
-        self.pad, self.fed, self.pads = pad, fed, pads
+        self.pad, self.pads = pad, pads
 
     def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """Name and shape of each output, joined over the contexts."""
@@ -93,10 +91,11 @@ class Readback:
                 results.append(merged(kept, where, f"output {self.output_names[k]!r}"))
         return results
 
-    def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool) -> None:
+    def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool, fed: Any = None) -> None:
         """Show each context's labels and outputs to a metric, in order of contexts, without padded rows.
 
         ``labels``: the batch's labels, or with ``pre_sliced`` (and in the per-context form) one list for each context.
+        ``fed`` are those that the executors were fed: where they are asked for again, they are not cut again.
         """
         bound = self.bound
         only = labels[0] if type(labels) is list and len(labels) == 1 else None
@@ -113,7 +112,7 @@ class Readback:
             valid = self.valid_rows(i) if self.pad else None
             if valid == 0 or (some and cut and not labels[at]):
                 continue
-            shown = self._labels_of(labels, cut, at, i) if some else OrderedDict()
+            shown = self._labels_of(labels, cut, at, i, fed) if some else OrderedDict()
             outputs = bound.named_outputs[at]
             if valid is not None:
                 keep = slice(0, valid)
@@ -161,16 +160,16 @@ class Readback:
         own = shapes.label[at] if shapes.per_context and shapes.label is not None else ()
         return [desc.name for desc in own] or self.label_names or self._unnamed
 
-    def _labels_of(self, labels: Any, cut: bool, at: int, i: int) -> OrderedDict[str, Any]:
+    def _labels_of(self, labels: Any, cut: bool, at: int, i: int, fed: Any) -> OrderedDict[str, Any]:
         bound, names = self.bound, self.labels_on(at)
         if cut or len(bound.active) == 1:
             own = labels[at] if cut else labels
             return OrderedDict((name, as_array(label, None)) for name, label in zip(names, own))
         table = bound.execs[i].arg_dict
-        fed = labels is self.fed and self.label_names is not None
+        as_fed = labels is fed and self.label_names is not None
         shown = OrderedDict()
         for name, label, axis in zip(names, labels, self.label_layouts or [0] * len(labels)):
-            if fed and name in table:
+            if as_fed and name in table:
                 shown[name] = table[name]
             elif axis < 0 or not bound.slices:
                 shown[name] = label

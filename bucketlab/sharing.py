@@ -66,9 +66,10 @@ def engine_settings(working_memory: str = "shared", backend: bool = True) -> Ite
 class GroupMemory:
     """The arrays of each context, the groups that use them, and whose results lie in the working memory.
 
-    ``ran`` is what ran last: backward passes and outputs of anything else are stale. ``graded`` is what ran a backward
-    pass last. ``ahead``: executors hold parameters that the host's copies do not show yet. ``told`` are layers that a
-    warning has named already.
+    ``ran`` is what ran last: backward passes and outputs of anything else are stale. ``fed`` are the labels that it was
+    fed over several contexts, held until another batch runs. ``graded`` is what ran a backward pass last. ``ahead``:
+    executors hold parameters that the host's copies do not show yet. ``told`` are layers that a warning has named
+    already.
     """
 
     def __init__(self, contexts: Sequence[ContextMemory], working_memory: str = "shared"):
@@ -79,6 +80,7 @@ class GroupMemory:
         self.groups: WeakSet[DataParallelExecutorGroup] = WeakSet()
         self.ran: BoundShapes | None = None
         self.ran_training = False
+        self.fed: Any = None
         self.graded: BoundShapes | None = None
         self.ahead = False
         self.told: set[str] = set()
