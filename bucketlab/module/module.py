@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from bucketlab._engine import mx
-from bucketlab.errors import BucketlabError, NotReadyError, ShapeError, SliceError
+from bucketlab.errors import BucketlabError, NotReadyError, ShapeError
 from bucketlab.executor_group import DataParallelExecutorGroup
 from bucketlab.failures import tell
 from bucketlab.module import batches
 from bucketlab.module.base import BaseModule, _check_input_names, read_params, read_symbol
 from bucketlab.module.values import fill, write, zeros_like
-from bucketlab.requests import as_params, check_params
+from bucketlab.requests import as_params, check_params, contexts_of
 from bucketlab.shapes import BatchShapes, parse
 from bucketlab.slicing import SliceReport, check_workload
 from bucketlab.training.exchange import open_exchange
@@ -200,7 +200,7 @@ class Module(BaseModule):
             raise ValueError(f"host is {host!r}; choose one of {HOSTS}")
         shapes = parse(self._data_names, self._label_names, data_shapes, label_shapes, len(self._context))
         giver = self._check_giver(shared_module) if shared_module is not None else self._kept_memory()
-        shared = set() if giver is None else {*giver._memory.contexts[0].params.weights, *giver._memory.contexts[0].aux}
+        shared: set[str] = set() if giver is None else giver._memory.filled
         try:
             group = self._make_group(shapes, for_training, inputs_need_grad, giver, grad_req)
         except Exception as error:
@@ -300,13 +300,16 @@ class Module(BaseModule):
             if wanted is None or name in wanted
         }
 
-    def _fill_in(self, group: Any, giver: Module, shared: Collection[str], host: str) -> None:
+    def _fill_in(self, group: Any, giver: Module, shared: set[str], host: str) -> None:
         """Values for parameters that the giver of the memory lacks: its host's, or made by its initializer.
 
-        The giver learns of them when all are made: an initializer may refuse a name.
+        The giver learns of them when all are made: an initializer may refuse a name. ``shared`` are those whose memory
+        has its values already.
         """
         tables = {"arg": giver._arg_params, "aux": giver._aux_params}
         names = {"arg": group.held_names, "aux": self._aux_names}
+        unfilled = {name for own in names.values() for name in own} - shared
+        group._memory.unfilled |= unfilled
         made = {
             kind: self._host_arrays(group, kind, host, {name for name in names[kind] if name not in table})
             for kind, table in tables.items()
@@ -317,6 +320,7 @@ class Module(BaseModule):
             kind: {n: table[n] for n in names[kind] if n in table and n not in shared} for kind, table in tables.items()
         }
         group.set_params({**known["arg"], **made["arg"]}, {**known["aux"], **made["aux"]})
+        group._memory.unfilled -= unfilled
         for kind, table in tables.items():
             table.update(made[kind])
 
@@ -365,12 +369,18 @@ class Module(BaseModule):
         """Bring the host's parameters up to what the executors hold, but for those ``done``; returns which."""
         group = self._exec_group
         names = {name for name in (*self._arg_params, *self._aux_params) if name not in done}
+        rows = {}
         if self._update_on_kvstore:
-            self._update.pull_rows(self._all_rows([name for name in names if name in self._update._positions]))
+            rows = self._all_rows([name for name in names if name in self._update._positions])
+            self._update.pull_rows(rows)
         group.get_params(
-            {name: value for name, value in self._arg_params.items() if name in names},
+            {name: value for name, value in self._arg_params.items() if name in names and name not in rows},
             {name: value for name, value in self._aux_params.items() if name in names},
         )
+        for name in rows:
+            # What the kvstore holds, not a mean of its copies, which may be one bit off.
+            target = self._arg_params[name]
+            group._memory.contexts[0].params.weights[name].astype(target.dtype).copyto(target)
         self._params_dirty = group._memory.ahead = False
         return names
 
@@ -625,6 +635,7 @@ class Module(BaseModule):
         """A batch that is not as bound, as the executors take it; those for its shapes are current then."""
         group = self._exec_group
         if not isinstance(batch, list) and group.turn_to(batch):
+            group.moved_labels = None
             self._has_turned()
             return batch
         fitting, shapes = batches.fitting(batch, group, self._data_names, self._label_names)
@@ -736,10 +747,14 @@ class Module(BaseModule):
         """Write ``PREFIX-symbol.json``, ``PREFIX-EPOCH.params`` and, if asked, ``PREFIX-EPOCH.states``."""
         if save_optimizer_states:
             self._require("save_checkpoint() with optimizer states", optimizer=True)
-        self.save_params(f"{prefix}-{epoch:04d}.params")
+        params, states = f"{prefix}-{epoch:04d}.params", f"{prefix}-{epoch:04d}.states"
+        self.save_params(params)
         self._symbol.save(f"{prefix}-symbol.json", remove_amp_cast=remove_amp_cast)
+        # To the root logger and in these words, as mx.mod does: programs look for them in their logs.
+        logging.info('Saved checkpoint to "%s"', params)
         if save_optimizer_states:
-            self.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
+            self.save_optimizer_states(states)
+            logging.info('Saved optimizer state to "%s"', states)
 
     @staticmethod
     def load(prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
@@ -784,21 +799,12 @@ class _Keeper:
 
 
 def names_of(argument: str, given: Any) -> list[str]:
-    """Names as a list. Raises TypeError for a single string, which would be taken letter by letter."""
+    """Names as a list. Raises TypeError for other things, a single string among them: it would be taken by letters."""
     if isinstance(given, str):
         raise TypeError(f"{argument} is {given!r}; give a list of names, such as [{given!r}]")
+    if given is not None and not isinstance(given, Iterable):
+        raise TypeError(f"{argument} is {given!r}; give a list of names, such as ['data']")
     return list(given or [])
-
-
-def contexts_of(context: Any) -> list[Any]:
-    """One context or several, as a list. Raises TypeError or SliceError."""
-    contexts = [context] if isinstance(context, mx.Context) else list(context)
-    if not contexts:
-        raise SliceError("context is empty; give at least one, such as mx.cpu()")
-    for one in contexts:
-        if not isinstance(one, mx.Context):
-            raise TypeError(f"context has {one!r}; expected contexts such as mx.cpu(0)")
-    return contexts
 
 
 def _copies(arrays: Mapping[str, Any] | None) -> dict[str, Any]:
