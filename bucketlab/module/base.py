@@ -161,6 +161,7 @@ class BaseModule:
                 allow_missing=allow_missing,
                 force_init=force_init,
             )
+        arg_params = aux_params = None
         self.init_optimizer(kvstore=kvstore, optimizer=optimizer, optimizer_params=optimizer_params)
         epoch, nbatch, data_batch = begin_epoch, 0, None
         try:
@@ -201,6 +202,8 @@ class BaseModule:
                 self.set_params(arg_params, aux_params)
                 for callback in _as_list(epoch_end_callback) if epoch_end_callback is not None else ():
                     callback(epoch, self._checkpoint_symbol(), arg_params, aux_params)
+                # Copies of all parameters, which would stay through the validation and the next epoch.
+                arg_params = aux_params = None
                 # Before the validation, which may use the same metric and resets it.
                 self._notify("epoch", epoch)
                 if eval_data is not None:

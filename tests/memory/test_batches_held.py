@@ -39,3 +39,28 @@ def test_no_batch_is_held_beyond_the_next_one_whatever_bucket_that_is_of(context
         alive.append(weakref.ref(given.label))
         del given
         assert [one() is not None for one in alive] == [False] * (len(alive) - 1) + [held]
+
+
+class Parameters(dict):
+    """A dict that can be watched."""
+
+
+def test_fit_holds_copies_of_the_parameters_no_longer_than_the_callbacks_of_an_epoch():
+    class Watched(bl.Module):
+        def get_params(self):
+            arguments, auxiliary = super().get_params()
+            copies = Parameters(arguments)
+            alive.append(weakref.ref(copies))
+            return copies, auxiliary
+
+    alive, seen = [], []
+    layer = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc")
+    rows = mx.io.NDArrayIter(mx.nd.ones((4, 3)), mx.nd.zeros((4,)), batch_size=2)
+    Watched(mx.sym.SoftmaxOutput(layer, name="softmax"), context=mx.cpu()).fit(
+        rows, eval_data=rows, num_epoch=3,
+        batch_end_callback=lambda param: seen.append(sum(one() is not None for one in alive)),
+        eval_end_callback=lambda param: seen.append(sum(one() is not None for one in alive)),
+        epoch_end_callback=lambda epoch, symbol, arguments, auxiliary: seen.append(sorted(arguments)),
+    )  # fmt: skip
+    epoch = [0, 0, ["fc_bias", "fc_weight"], 0]
+    assert seen == 3 * epoch and len(alive) == 3
