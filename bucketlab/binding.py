@@ -101,7 +101,12 @@ def requirements(
     storage = {
         name: STORAGE.get(attributes.get(name, {}).get("__storage_type__", "0"), "default") for name in arg_names
     }
-    grad_storage = _gradient_storage(symbol, memory, params, given, arg_types, grad_req, attributes)
+    dense = [
+        ArrayNeed(name, arg_shapes[name], np.dtype(arg_types[name]), "default", memory.context)
+        for name in arg_names
+        if storage[name] == "default"
+    ]
+    grad_storage = _gradient_storage(symbol, memory, params, given, dense, arg_types, grad_req, attributes)
 
     def home(name: str) -> Any:
         group = attributes.get(name, {}).get("__ctx_group__")
@@ -265,11 +270,15 @@ def _gradient_storage(
     memory: ContextMemory,
     params: set[str],
     given: Mapping[str, Any],
+    dense: Sequence[ArrayNeed],
     types: Mapping[str, Any],
     grad_req: Mapping[str, str],
     attributes: Mapping[str, Mapping[str, str]],
 ) -> dict[str, str]:
-    """How each gradient is stored. Only the engine's own binding infers it: a symbol with sparse parts is bound."""
+    """How each gradient is stored. Only the engine's own binding infers it: a symbol with sparse parts is bound.
+
+    It takes no memory for the ``dense`` arguments then, and for dense gradients only what the bind to come takes.
+    """
     sparse = any(
         entry.get("__storage_type__", "0") not in ("0", "-1") or entry.get("sparse_grad") == "True" or "stype" in entry
         for entry in attributes.values()
@@ -283,6 +292,7 @@ def _gradient_storage(
         memory.context,
         grad_req=dict(grad_req),
         type_dict=dict(types),
+        shared_buffer={need.name: promised(need) for need in dense},
         **{name: desc.shape for name, desc in given.items()},
     )
     return {name: grad.stype for name, grad in probe.grad_dict.items() if grad is not None}
@@ -327,6 +337,11 @@ def bind(
         raise ShapeError(
             f"the engine refused to bind {_heads(symbol)} on {memory.context}: {last_line(error)}"
         ) from None
+
+
+def promised(need: ArrayNeed | ParamSpec) -> Any:
+    """A dense array of that shape and type that has no memory before it is used."""
+    return mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle(need.shape, need.context, True, need.dtype))
 
 
 def _fresh(need: ArrayNeed) -> Any:

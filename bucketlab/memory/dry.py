@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bucketlab._engine import mx
-from bucketlab.binding import ArrayNeed, Requirements, last_line
+from bucketlab.binding import ArrayNeed, Requirements, last_line, promised
 from bucketlab.errors import ShapeError
 from bucketlab.memory.addresses import aside_bytes, pool_places
 from bucketlab.memory.proof import layout
@@ -96,7 +96,7 @@ def _promised(need: ArrayNeed | ParamSpec, stype: str | None = None) -> Any:
     """An array of that shape, type and storage that has no memory."""
     stype = need.stype if stype is None else stype
     if stype == "default":
-        return mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle(need.shape, need.context, True, need.dtype))
+        return promised(need)
     return mx.nd.sparse.empty(stype, need.shape, ctx=need.context, dtype=need.dtype)
 
 
