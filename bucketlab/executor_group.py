@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,12 @@ from bucketlab.errors import DescriptionError, NotReadyError, ShapeError, StaleE
 from bucketlab.executors import declarations
 from bucketlab.feeding import as_array, check_array, check_batch
 from bucketlab.losses import AveragingLoss, averaging_losses, warn_if_uneven
-from bucketlab.memory.protocol import HeldArray, HeldPool
+from bucketlab.memory.protocol import HeldArray, HeldPool, held
 from bucketlab.readback import Readback, merged
 from bucketlab.requests import as_params, check_contexts, check_params, prepare_group2ctxs, resolve_grad_req
 from bucketlab.rows import RowAxis
 from bucketlab.shapes import BOTH_FORMS, BatchShapes, DataDesc, batch_axis, is_per_context, parse
-from bucketlab.sharing import GroupMemory, engine_settings
+from bucketlab.sharing import SMALL_GRAPH, GroupMemory, engine_settings
 from bucketlab.slicing import ContextSlice, SliceReport, check_workload, divisor, slices_of
 
 OF_EXECUTORS = ("_bound", "_read", "execs", "data_arrays", "label_arrays", "state_arrays", "input_grad_arrays")
@@ -250,22 +251,27 @@ class DataParallelExecutorGroup:
             memory.lay_into_arenas(execs, grows)
             return execs
         if not memory.has_pool:
-            execs = bound(shared=False)
-            memory.give_pool(execs, needs)
+            execs, room = memory.owners(bound, self._small)
+            memory.give_pool(execs, needs, room)
             return execs
         grows = memory.inputs_grow(needs)
         if grows or memory.looks_hungrier(needs):
-            execs = bound(shared=False)
+            execs, room = memory.owners(bound, self._small)
             if grows or memory.owns_more(list(execs.values())) is not False:
-                memory.give_pool(execs, needs)
+                memory.give_pool(execs, needs, room)
                 return execs
-        execs = bound(shared=True)
-        if memory.grew():
-            alone = bound(shared=False)
-            if memory.owns_more(list(alone.values())):
-                memory.give_pool(alone, needs)
+        with memory.sharing_plans():
+            execs = bound(shared=True)
+        if memory.grew() or memory.outgrew():
+            alone, room = memory.owners(bound, self._small)
+            if memory.outgrew() or memory.owns_more(list(alone.values())):
+                memory.give_pool(alone, needs, room)
                 return alone
         return execs
+
+    @cached_property
+    def _small(self) -> bool:
+        return not any(self.group2ctxs) and len(self.symbol.get_internals()) <= SMALL_GRAPH
 
     def _known_requirements(self, i: int, data: Sequence[Any], label: Sequence[Any]) -> binding.Requirements | None:
         return binding.known_requirements(
@@ -801,17 +807,17 @@ class DataParallelExecutorGroup:
                 outputs = dict(zip(self.output_names, executor.outputs))
             inputs = {name: array for name, array in memory.inputs.items() if name not in arguments}
             aux = {name: memory.aux[name] for name in self.aux_names}
-            for name, array in (*arguments.items(), *inputs.items()):
-                yield HeldArray(None, i, str(context), roles.get(name, "other"), name, array)
-            for name, array in gradients.items():
-                if array is not None:
-                    role = "gradient" if roles.get(name) == "parameter" else "input_gradient"
-                    yield HeldArray(None, i, str(context), role, name, array)
+            where = str(context)
+            arguments = {**arguments, **inputs}
+            of_arguments = [roles.get(name, "other") for name in arguments]
+            yield from held(None, i, where, of_arguments, arguments, arguments.values())
+            gradients = {name: array for name, array in gradients.items() if array is not None}
+            of_gradients = ["gradient" if roles.get(name) == "parameter" else "input_gradient" for name in gradients]
+            yield from held(None, i, where, of_gradients, gradients, gradients.values())
             if self._memory.arenas and self._memory.arenas[i].buffer is not None:
-                yield HeldArray(None, i, str(context), "pool", "arena", self._memory.arenas[i].buffer)
-            for role, table in (("auxiliary", aux), ("output", outputs)):
-                for name, array in table.items():
-                    yield HeldArray(None, i, str(context), role, name, array)
+                yield HeldArray(None, i, where, "pool", "arena", self._memory.arenas[i].buffer)
+            yield from held(None, i, where, repeat("auxiliary"), aux, aux.values())
+            yield from held(None, i, where, repeat("output"), outputs, outputs.values())
 
     def _execs_now(self) -> list[list[Any]]:
         """The executors of every set of shapes that is bound now, the current one first."""

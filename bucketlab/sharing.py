@@ -9,8 +9,8 @@ and the executors on the old one are let go; each is bound again, on the new poo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -35,12 +35,16 @@ MATCHING = {
     # As mx.mod binds, for a forecast of what it would take.
     "mxnet": {},
 }
+_PLANNING = (*MATCHING["shared"], *MATCHING["arena"])
 
 NO_BACKEND = {
     # oneDNN's backend finds nothing in a graph that trains, and takes a seventh of a bind to do so. Without it the
     # engine says at each bind that there is none.
     "MXNET_SUBGRAPH_BACKEND": "NONE",
 }
+
+SMALL_GRAPH = 100
+"""Entries of a graph that takes no time to bind: the plan of its working memory is looked for in two ways."""
 
 GROWTH_LOOKED_INTO = 0.02
 """Share of the pool by which an executor may enlarge it before we look whether it should own the pool."""
@@ -61,6 +65,26 @@ def engine_settings(working_memory: str = "shared", backend: bool = True) -> Ite
     finally:
         for name in ours:
             os.environ.pop(name, None)
+
+
+@contextmanager
+def least_plans() -> Iterator[None]:
+    """Within the settings of ``working_memory="shared"``: each plan the smallest that the engine finds, whether or not
+    others fit into it."""
+    for name in MATCHING["shared"]:
+        del os.environ[name]
+    os.environ.update(MATCHING["arena"])
+    try:
+        yield
+    finally:
+        for name in MATCHING["arena"]:
+            del os.environ[name]
+        os.environ.update(MATCHING["shared"])
+
+
+def plan_settings() -> tuple[str | None, ...]:
+    """What decides how the engine plans working memory at this moment."""
+    return tuple(os.environ.get(name) for name in _PLANNING)
 
 
 class GroupMemory:
@@ -87,6 +111,9 @@ class GroupMemory:
         self.outdated: list[DataParallelExecutorGroup] = []
         self._appetite = 0
         self._own_bytes: int | None = None
+        self._settled = any(name in os.environ for name in _PLANNING)
+        # Where the pool is planned to be the least: what it would be planned to fit others, and may come to at most.
+        self._room: int | None = None
         # The shared pool when it was last looked at: how many blocks, how many bytes.
         self._looked_at: tuple[Sequence[int], int | None] = ((), None)
 
@@ -140,8 +167,36 @@ class GroupMemory:
         """Entries in each executor's pool; a rehearsal of this memory counts its own."""
         return pool_lengths(execs)
 
-    def give_pool(self, execs: Mapping[int, Any], needs: Mapping[int, Requirements]) -> None:
-        """Make these executors the owners of the pool, and have all groups let go of those that use the old one."""
+    def owners(self, bound: Callable[[bool], dict[int, Any]], small: bool) -> tuple[dict[int, Any], int | None]:
+        """Executors with a pool of their own, and the bytes that it may come to when others add to it (None: any).
+
+        ``bound(False)`` binds them. A plan that others fit into is not always the smallest, so for a ``small`` graph
+        both are made. The smallest is taken until what others add makes it the larger one.
+        """
+        plain = bound(False)
+        if not small or self._settled or plan_settings() != (*MATCHING["shared"].values(), None):
+            return plain, None
+        with least_plans():
+            least = bound(False)
+        room, taken = self.pool_bytes(list(plain.values())), self.pool_bytes(list(least.values()))
+        return (plain, None) if room is None or taken is None or taken >= room else (least, room)
+
+    def sharing_plans(self) -> AbstractContextManager[None]:
+        """The settings for binds on the pool: those that it was planned with."""
+        return nullcontext() if self._room is None else least_plans()
+
+    def outgrew(self) -> bool:
+        """Whether others have made the least pool larger than one that they fit into; from then on that is planned."""
+        taken = self._looked_at[1]
+        self._settled = self._settled or (self._room is not None and taken is not None and taken > self._room)
+        return self._settled and self._room is not None
+
+    def give_pool(self, execs: Mapping[int, Any], needs: Mapping[int, Requirements], room: int | None = None) -> None:
+        """Make these executors the owners of the pool, and have all groups let go of those that use the old one.
+
+        ``room`` is what :meth:`owners` says that the pool may come to.
+        """
+        self._room = room
         for i, executor in execs.items():
             self.contexts[i].pool = executor
         self._appetite = _appetite(needs)

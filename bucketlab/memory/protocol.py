@@ -17,7 +17,7 @@ from bucketlab._engine import mx
 
 NDArray = mx.nd.NDArray
 
-__all__ = ["ROLES", "HeldArray", "HeldPool", "collect"]
+__all__ = ["ROLES", "HeldArray", "HeldPool", "collect", "held"]
 
 ROLES = (
     "parameter",
@@ -34,6 +34,8 @@ ROLES = (
     "pool",
     "other",
 )
+
+_OF_ALL_BUCKETS = frozenset(["host", "optimizer", "kvstore"])
 
 
 class HeldArray(NamedTuple):
@@ -82,14 +84,14 @@ def collect(*sources: Any, **named: Any) -> tuple[list[HeldArray], list[HeldPool
         if len(labelled) > 1 and isinstance(source, NDArray):
             found = [entry._replace(name=label.replace("source", "array")) for entry in found]
         elif len(labelled) > 1 and not isinstance(source, HeldArray):
-            found = [entry._replace(bucket=_under(label, entry.bucket)) for entry in found]
+            found = [_new_held((_under(label, entry[0]), *entry[1:])) for entry in found]
             working = [entry._replace(bucket=_under(label, entry.bucket)) for entry in working]
         arrays += found
         pools += working
     return arrays, pools
 
 
-def _held(
+def held(
     bucket: Hashable,
     index: int,
     context: str,
@@ -97,9 +99,15 @@ def _held(
     names: Iterable[str],
     arrays: Iterable[Any],
 ) -> list[HeldArray]:
-    """Many at once, built by C loops: a module with thousands of arrays is read at every structural event."""
+    """Many entries at once, built by C loops: a module with thousands of arrays is read at every structural event."""
     rows = zip(repeat(bucket), repeat(index), repeat(context), roles, names, arrays)
     return list(map(_new_held, rows))
+
+
+def _in_bucket(bucket: Hashable, entries: Iterable[HeldArray]) -> list[HeldArray]:
+    """The same entries, said to be of this bucket."""
+    columns = list(zip(*entries))
+    return list(map(_new_held, zip(repeat(bucket), *columns[1:]))) if columns else []
 
 
 def _under(label: str, bucket: Hashable) -> Hashable:
@@ -150,7 +158,7 @@ def _within(named: Iterable[tuple[str, Any]]) -> list[HeldArray]:
 
 
 def _loose(names: Iterable[str], arrays: Iterable[Any], role: str = "other") -> list[HeldArray]:
-    return _held(None, -1, "", repeat(role), names, arrays)
+    return held(None, -1, "", repeat(role), names, arrays)
 
 
 def _once(entries: Iterable[HeldArray]) -> list[HeldArray]:
@@ -158,10 +166,10 @@ def _once(entries: Iterable[HeldArray]) -> list[HeldArray]:
     told: set[int] = set()
     found = []
     for entry in entries:
-        if entry.role in ("host", "optimizer", "kvstore"):
-            if id(entry.array) in told:
+        if entry[3] in _OF_ALL_BUCKETS:
+            if id(entry[5]) in told:
                 continue
-            told.add(id(entry.array))
+            told.add(id(entry[5]))
         found.append(entry)
     return found
 
@@ -181,7 +189,7 @@ def _module(module: Any, bucket: Hashable) -> list[HeldArray]:
     inner = _inner(module, bucket)
     for key, part in inner:
         if callable(getattr(part, "held_arrays", None)):
-            found += [e._replace(bucket=key) if e.bucket is None else e for e in part.held_arrays()]
+            found += [e if e.bucket is not None else _new_held((key, *e[1:])) for e in part.held_arrays()]
         else:
             found += _module(part, key)
     if inner:
@@ -253,7 +261,7 @@ def _group_roles(group: Any) -> dict[str, str]:
 
 def _group(group: Any, bucket: Hashable) -> list[HeldArray]:
     if callable(getattr(group, "held_arrays", None)):
-        return [entry._replace(bucket=bucket) for entry in group.held_arrays()]
+        return _in_bucket(bucket, group.held_arrays())
     roles = _group_roles(group)
     outputs = getattr(group, "output_names", None)
     inputs = getattr(group, "shared_data_arrays", None) or ()
@@ -291,10 +299,10 @@ def _executor(
     names += [f"output{i}" for i in range(len(names), len(executor.outputs))]
     argument_roles = (roles.get(name, "other") for name in arguments)
     return [
-        *_held(bucket, index, where, argument_roles, arguments, arguments.values()),
-        *_held(bucket, index, where, gradient_roles, gradients, gradients.values()),
-        *_held(bucket, index, where, repeat("auxiliary"), auxiliary, auxiliary.values()),
-        *_held(bucket, index, where, repeat("output"), names, executor.outputs),
+        *held(bucket, index, where, argument_roles, arguments, arguments.values()),
+        *held(bucket, index, where, gradient_roles, gradients, gradients.values()),
+        *held(bucket, index, where, repeat("auxiliary"), auxiliary, auxiliary.values()),
+        *held(bucket, index, where, repeat("output"), names, executor.outputs),
     ]
 
 

@@ -21,7 +21,7 @@ from bucketlab.executor_group import DataParallelExecutorGroup
 from bucketlab.memory.arena import ALIGNMENT
 from bucketlab.memory.dry import Draft, dry_bind
 from bucketlab.shapes import BatchShapes
-from bucketlab.sharing import GroupMemory
+from bucketlab.sharing import GroupMemory, plan_settings
 from bucketlab.training.flat import FlatParameters, ParamSpec
 
 __all__ = ["Block", "Drafts", "Promise", "PromisedParameters", "RehearsedGroup", "RehearsedMemory"]
@@ -136,7 +136,7 @@ class Drafts:
 
     def get(self, group: RehearsedGroup, i: int, needs: Requirements) -> Draft:
         context, homes = group.contexts[i], group.group2ctxs[i]
-        key: list[Any] = [id(group.symbol), group.for_training, group._memory.working_memory]
+        key: list[Any] = [id(group.symbol), group.for_training, group._memory.working_memory, plan_settings()]
         key += [context.device_type, None if homes is None else (context.device_id, str(sorted(homes.items())))]
         every: tuple[Any, ...] = (*needs.params, *needs.inputs, *needs.aux)
         key += [(need.name, need.shape, need.dtype.str, need.stype) for need in every]

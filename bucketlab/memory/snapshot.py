@@ -167,7 +167,7 @@ def take(
         working, counts = pool_places(executors, proved)
         table = join([places([entry.array for entry in arrays], proved), working])
         # An array that gets its memory between the two readings would count besides the block that holds it.
-        if not Watch(table).changed():
+        if table.allocated.all() or not Watch(table).changed():
             break
     blocks = [
         (pool.bucket, pool.context_index, "pool", f"block{i}")
