@@ -36,11 +36,11 @@ def interpreters() -> dict[tuple[int, int], str]:
 
 
 def edges() -> list[Any]:
-    """Parameters of a test: the oldest interpreter with the oldest numpy it runs, the newest with the newest."""
+    """Parameters (interpreter, numpy): the oldest interpreter with the oldest numpy it runs, the newest with the newest."""
     found = interpreters()
     oldest, newest = min(found), max(found)
     pairs = ((oldest, OLDEST_NUMPY.get(oldest, "1.23")), (newest, "1.26"))
-    return [pytest.param(found[python], numpy, id="{}.{}".format(*python)) for python, numpy in pairs]
+    return [pytest.param((found[python], numpy), id="{}.{}".format(*python)) for python, numpy in pairs]
 
 
 def copy_of_project(folder: Path) -> Path:
@@ -54,7 +54,8 @@ def make(folder: Path, interpreter: str, *requirements: str, cwd: Path | None = 
     """A virtual environment with ``requirements`` (as pip takes them); returns its Python."""
     run([interpreter, "-m", "venv", str(folder)])
     python = str(folder / "bin" / "python")
-    run([python, "-m", "pip", "install", "--quiet", *requirements], cwd=cwd, timeout=900)
+    # What is imported gets compiled then; most of what is installed never is.
+    run([python, "-m", "pip", "install", "--quiet", "--no-compile", *requirements], cwd=cwd, timeout=900)
     return python
 
 

@@ -190,18 +190,3 @@ def test_lab_serves_the_notebooks(tmp_path: Path) -> None:
         finally:
             server.terminate()
     assert sorted(names) == [notebook.name for notebook in notebooks()]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_an_installed_bucketlab_has_its_notebooks_and_runs_the_demo(tmp_path: Path) -> None:
-    project = environments.copy_of_project(tmp_path / "project")
-    environments.make(tmp_path / "venv", sys.executable, str(project))
-    environments.run(["rm", "-r", str(project)])
-    python, command = (str(tmp_path / "venv" / "bin" / name) for name in ("python", "bucketlab"))
-    ask = "from bucketlab.notebooks import notebooks; print(*(notebook.name for notebook in notebooks()))"
-    found = environments.run([python, "-c", ask], cwd=tmp_path).stdout.split()
-    assert found == [notebook.name for notebook in notebooks()]
-    done = environments.run([command, "demo", "--epochs", "1", "--sentences", "60"], cwd=tmp_path)
-    assert headings(done.stdout) == TABLES
-    assert (tmp_path / "bucketlab-report.html").is_file()

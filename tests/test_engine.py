@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import bucketlab
-import environments
 
 TRAIN = """
 import numpy as np
@@ -211,22 +210,6 @@ for name in {"distutils"} | {name for name in sys.modules if name.startswith("di
 """
     message = refusal(blocked, path=distutils_user(tmp_path), SETUPTOOLS_USE_DISTUTILS="stdlib")
     assert message.endswith("SETUPTOOLS_USE_DISTUTILS=stdlib keeps setuptools from bringing it: unset that")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("interpreter", "numpy"), environments.edges())
-def test_trains_on_the_oldest_and_newest_that_are_supported(
-    interpreter: str, numpy: str, tmp_path: Path
-) -> None:
-    project = environments.copy_of_project(tmp_path / "project")
-    python = environments.make(tmp_path / "venv", interpreter, str(project), f"numpy=={numpy}.*")
-    ask = f"import numpy, sys; print(numpy.__version__, *sys.version_info[:2])\n{TRAIN}"
-    done = environments.run([python, "-W", "error::DeprecationWarning:bucketlab", "-c", ask], cwd=tmp_path)
-    versions, trained = done.stdout.splitlines()
-    assert versions.startswith(f"{numpy}.")
-    assert trained == "accuracy True"
-    assert done.stderr == ""
 
 
 def test_no_other_file_imports_mxnet() -> None:

@@ -65,9 +65,9 @@ def test_random_switches_between_batch_sizes_give_the_same_bits(default, context
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fused", [False, True])
-def test_thousands_of_random_switches_give_the_same_bits(fused):
-    assert_same_bits(bl.models.lstm_lm(20, hidden=6, embed=5, fused=fused), 3, 2, 2500)
+@pytest.mark.parametrize(("fused", "switches"), [(False, 2500), (True, 1000)])
+def test_thousands_of_random_switches_give_the_same_bits(fused, switches):
+    assert_same_bits(bl.models.lstm_lm(20, hidden=6, embed=5, fused=fused), 3, 2, switches)
 
 
 def test_an_arena_holds_the_hungriest_bucket_and_no_more():
