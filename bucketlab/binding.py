@@ -199,6 +199,13 @@ def _check_param(memory: ContextMemory, spec: ParamSpec, given: Mapping[str, Any
             f"{_words(given)} would need parameter {spec.name!r} of shape {spec.shape}, and it is bound on "
             f"{memory.context} with shape {known.shape}; give inputs whose other axes are as they were at bind"
         )
+    if known is not None and np.dtype(known.dtype) != spec.dtype:
+        types = ", ".join(f"{name} of type {np.dtype(desc.dtype).name}" for name, desc in given.items())
+        raise ShapeError(
+            f"{types} would need parameter {spec.name!r} of type {spec.dtype.name}, and it is bound on "
+            f"{memory.context} with type {np.dtype(known.dtype).name}; describe inputs with the types that they had "
+            f"at bind"
+        )
 
 
 def _infer_shapes(

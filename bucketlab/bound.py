@@ -48,7 +48,7 @@ class BoundShapes:
         self._label = [desc.name for desc in shapes.label or ()] if self.flat else []
         descs = (*shapes.data, *(shapes.label or ())) if self.flat else ()
         self.array_shapes = tuple(desc.shape for desc in descs)
-        self.kinds = tuple((desc.layout, np.dtype(desc.dtype)) for desc in descs)
+        self.kinds = tuple((desc.name, desc.layout, np.dtype(desc.dtype)) for desc in descs)
         self.lists: dict[str, Any] | None = None
         """What its group shows of it, made once."""
         self._named: tuple[Any, Any] = (None, None)
@@ -102,7 +102,7 @@ class BoundShapes:
         provided = (*(getattr(batch, "provide_data", None) or ()), *(getattr(batch, "provide_label", None) or ()))
         return all(
             getattr(entry, "layout", layout) == layout and np.dtype(getattr(entry, "dtype", dtype)) == dtype
-            for entry, (layout, dtype) in zip(provided, self.kinds)
+            for entry, (_, layout, dtype) in zip(provided, self.kinds)
         )
 
     @cached_property

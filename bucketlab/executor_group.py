@@ -21,11 +21,18 @@ from bucketlab.binding import ContextMemory
 from bucketlab.bound import BoundShapes
 from bucketlab.errors import DescriptionError, NotReadyError, ShapeError, StaleError
 from bucketlab.executors import declarations
-from bucketlab.feeding import as_array, check_array, check_batch
+from bucketlab.feeding import as_array, check_array, check_batch, same_arrays
 from bucketlab.losses import AveragingLoss, averaging_losses, warn_if_uneven
 from bucketlab.memory.protocol import HeldArray, HeldPool, held
 from bucketlab.readback import Readback, merged
-from bucketlab.requests import as_params, check_contexts, check_params, prepare_group2ctxs, resolve_grad_req
+from bucketlab.requests import (
+    as_params,
+    check_contexts,
+    check_distinct,
+    check_params,
+    prepare_group2ctxs,
+    resolve_grad_req,
+)
 from bucketlab.rows import RowAxis
 from bucketlab.shapes import BOTH_FORMS, BatchShapes, DataDesc, batch_axis, is_per_context, parse
 from bucketlab.sharing import SMALL_GRAPH, GroupMemory, engine_settings
@@ -77,6 +84,7 @@ class DataParallelExecutorGroup:
         self.param_names = list(param_names)
         self.arg_names = symbol.list_arguments()
         self.aux_names = symbol.list_auxiliary_states()
+        check_distinct([*self.arg_names, *self.aux_names])
         held = set(self.param_names)
         self.held_names = tuple(name for name in self.arg_names if name in held)
         self.for_training = for_training
@@ -696,7 +704,7 @@ class DataParallelExecutorGroup:
         ``labels``: the batch's labels, or with ``pre_sliced`` (and in the per-context form) one list for each context.
         """
         self._current("update_metric()")
-        if self.moved_labels is not None and labels is self.moved_labels[0]:
+        if self.moved_labels is not None and same_arrays(labels, self.moved_labels[0]):
             labels = self.moved_labels[1]
         self._read.update_metric(eval_metric, labels, pre_sliced, self._memory.fed)
 

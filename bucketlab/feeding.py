@@ -88,6 +88,14 @@ def is_array(source: Any) -> bool:
     return isinstance(source, NDArray) or (isinstance(source, np.ndarray) and source.dtype.kind in "biuf")
 
 
+def same_arrays(one: Any, other: Any) -> bool:
+    """Whether two lists, or lists of lists, hold the same arrays in the same order."""
+    if one is other:
+        return True
+    lists = isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)) and len(one) == len(other)
+    return lists and all(map(same_arrays, one, other))
+
+
 def check_array(what: str, source: Any, shape: Sequence[int], where: str = "") -> None:
     """Raise ShapeError for what is no array of this shape."""
     if not is_array(source):

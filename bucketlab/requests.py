@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -14,18 +14,28 @@ from bucketlab.errors import ShapeError, SliceError
 GRAD_REQS = ("write", "add", "null")
 
 
-def check_contexts(contexts: Any) -> list[Any]:
-    """Contexts as a list. Raises SliceError for none, TypeError for other things, ValueError for absent devices."""
-    given = [contexts] if isinstance(contexts, mx.Context) else list(contexts)
-    if not given:
-        raise SliceError("contexts is empty; give at least one, such as mx.cpu()")
+def contexts_of(given: Any, argument: str = "context") -> list[Any]:
+    """One context or several, as a list. Raises SliceError for none, TypeError for other things."""
+    contexts = [given] if isinstance(given, mx.Context) else given
+    if not isinstance(contexts, Iterable) or isinstance(contexts, str):
+        raise TypeError(f"{argument} is {given!r}; expected a context such as mx.cpu(0), or a list of them")
+    contexts = list(contexts)
+    if not contexts:
+        raise SliceError(f"{argument} is empty; give at least one, such as mx.cpu()")
+    for one in contexts:
+        if not isinstance(one, mx.Context):
+            raise TypeError(f"{argument} has {one!r}; expected contexts such as mx.cpu(0)")
+    return contexts
+
+
+def check_contexts(contexts: Any, argument: str = "contexts") -> list[Any]:
+    """Contexts as a list, all of them here. Raises as contexts_of does, and ValueError for absent devices."""
+    given = contexts_of(contexts, argument)
     for context in given:
-        if not isinstance(context, mx.Context):
-            raise TypeError(f"contexts has {context!r}; expected contexts such as mx.cpu(0)")
         if context.device_type == "gpu" and context.device_id >= _gpus():
             raise ValueError(
-                f"there is no {context} here: mxnet sees {_gpus()} GPU(s), numbered from 0; use another context, "
-                f"such as mx.cpu()"
+                f"{argument}: there is no {context} here: mxnet sees {_gpus()} GPU(s), numbered from 0; use another "
+                f"context, such as mx.cpu()"
             )
     return given
 
@@ -33,6 +43,13 @@ def check_contexts(contexts: Any) -> list[Any]:
 @cache
 def _gpus() -> int:
     return int(mx.context.num_gpus()) if mx.runtime.Features().is_enabled("CUDA") else 0
+
+
+def check_distinct(names: Sequence[str]) -> None:
+    """Refuse a symbol that uses a name for two of its arguments or auxiliary states."""
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(f"the symbol has {', '.join(map(repr, twice))} more than once; give every layer its own name")
 
 
 def as_params(kind: str, given: Any) -> dict[str, Any] | None:
@@ -113,11 +130,16 @@ def prepare_group2ctxs(group2ctxs: Any, contexts: int) -> list[Any]:
     if isinstance(group2ctxs, (list, tuple)):
         if len(group2ctxs) != contexts:
             raise SliceError(f"group2ctxs has {len(group2ctxs)} entries for {contexts} context(s); give one for each")
+        for i, entry in enumerate(group2ctxs):
+            if not isinstance(entry, (Mapping, type(None))):
+                raise TypeError(f"group2ctxs[{i}] is {entry!r}; expected a dict of group to context")
+            for group, home in (entry or {}).items():
+                check_contexts(home, f"group2ctxs[{i}][{group!r}]")
         return list(group2ctxs)
     if isinstance(group2ctxs, Mapping):
         tables: list[dict[str, Any]] = [{} for _ in range(contexts)]
         for group, given in group2ctxs.items():
-            homes = [given] if isinstance(given, mx.Context) else list(given)
+            homes = check_contexts(given, f"group2ctxs[{group!r}]")
             if len(homes) not in (1, contexts):
                 raise SliceError(f"group2ctxs[{group!r}] has {len(homes)} contexts; give 1 or {contexts}")
             for i, table in enumerate(tables):

@@ -108,6 +108,7 @@ class GroupMemory:
         self.graded: BoundShapes | None = None
         self.ahead = False
         self.told: set[str] = set()
+        self.unfilled: set[str] = set()
         self.outdated: list[DataParallelExecutorGroup] = []
         self._appetite = 0
         self._own_bytes: int | None = None
@@ -118,12 +119,20 @@ class GroupMemory:
         self._looked_at: tuple[Sequence[int], int | None] = ((), None)
 
     @property
+    def filled(self) -> set[str]:
+        """Names of the parameters and auxiliary states that are here, but for those of a bind that was refused."""
+        first = self.contexts[0]
+        return {*first.params.weights, *first.aux} - self.unfilled
+
+    @property
     def has_pool(self) -> bool:
         return any(memory.pool is not None for memory in self.contexts)
 
     def without_executors(self) -> GroupMemory:
         """The same parameters and auxiliary states, with inputs and working memory left behind."""
-        return GroupMemory([ContextMemory(m.context, m.params, aux=m.aux) for m in self.contexts], self.working_memory)
+        kept = GroupMemory([ContextMemory(m.context, m.params, aux=m.aux) for m in self.contexts], self.working_memory)
+        kept.unfilled = self.unfilled
+        return kept
 
     def arrays(self, kind: str, name: str) -> list[Any]:
         """A parameter (or auxiliary state) on each context that has it."""

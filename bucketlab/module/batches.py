@@ -41,7 +41,7 @@ def fitting(
     _check_arrays("data", data, data_names)
     _check_arrays("label", label or (), label_names)
     if shapes.per_context:
-        return batch, _flat_shapes(batch, data_names, label_names, None)
+        return batch, _flat_shapes(batch, data_names, label_names, None, group)
     if len(data) != len(shapes.data):
         raise ShapeError(
             f"the batch has {len(data)} data array(s) and the module takes {len(shapes.data)}: "
@@ -49,7 +49,7 @@ def fitting(
         )
     if shapes.label is None and label and group.for_training and set(label_names) & set(group.arg_names):
         # Bound without labels, and the network learns from some: it would learn from zeros.
-        return batch, _flat_shapes(batch, data_names, label_names, shapes)
+        return batch, _flat_shapes(batch, data_names, label_names, shapes, group)
     batch = _in_order(batch, shapes)
     if label and batch.label is not label:
         group.moved_labels = label, batch.label
@@ -57,7 +57,7 @@ def fitting(
     if as_bound and (not labels_too or _labels_fit(batch, shapes)):
         _check_labels(batch, shapes)
         return batch, None
-    return batch, _flat_shapes(batch, data_names, label_names, shapes)
+    return batch, _flat_shapes(batch, data_names, label_names, shapes, group)
 
 
 def bucket_key(batch: Any) -> Hashable:
@@ -232,12 +232,13 @@ def _labels_fit(batch: Any, shapes: BatchShapes) -> bool:
 
 
 def _flat_shapes(
-    batch: Any, data_names: Sequence[str], label_names: Sequence[str], bound: BatchShapes | None
+    batch: Any, data_names: Sequence[str], label_names: Sequence[str], bound: BatchShapes | None, group: Any
 ) -> BatchShapes:
-    data = described(batch.data, getattr(batch, "provide_data", None), bound and bound.data, data_names, "data")
+    provided = getattr(batch, "provide_data", None)
+    data = described(batch.data, provided, bound and bound.data, data_names, "data", group)
     label = getattr(batch, "label", None)
     if label:
         provided = getattr(batch, "provide_label", None)
-        labels = described(label, provided, bound and bound.label, label_names, "label")
+        labels = described(label, provided, bound and bound.label, label_names, "label", group)
         return parse(data_names, [desc.name for desc in labels], data, labels)
     return parse(data_names, [], data, None)

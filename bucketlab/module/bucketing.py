@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -107,8 +107,11 @@ class BucketingModule(BaseModule):
             made = self._call_sym_gen(key)
             if not isinstance(made, (tuple, list)) or len(made) != 3 or not isinstance(made[0], mx.sym.Symbol):
                 raise BucketError(f"sym_gen({key!r}) returned {made!r}; expected (symbol, data_names, label_names)")
-            symbol, data_names, label_names = made
-            known = self._generated[key] = (symbol, list(data_names or []), list(label_names or []))
+            symbol, *names = made
+            for argument, given in zip(("data_names", "label_names"), names):
+                if isinstance(given, str) or not isinstance(given, (Iterable, type(None))):
+                    raise BucketError(f"sym_gen({key!r}) returned {given!r} as {argument}; expected a list of names")
+            known = self._generated[key] = (symbol, list(names[0] or []), list(names[1] or []))
         return known
 
     def _new_module(self, key: Hashable) -> Module:
@@ -322,11 +325,15 @@ class BucketingModule(BaseModule):
                 self._residency.gone(key)
 
     def _request_of(self, module: Module) -> Any:
-        """grad_req for a bucket: a dict is cut to the arguments that the bucket has."""
-        if not isinstance(self._grad_req, Mapping):
-            return self._grad_req
+        """grad_req for a bucket: by name, as far as the bucket has those of the default bucket."""
+        requests = self._grad_req
+        if isinstance(requests, (list, tuple)):
+            # In the order of the default bucket's arguments; another bucket may list its own otherwise.
+            requests = dict(zip(self._checkpoint_symbol().list_arguments(), requests))
+        if not isinstance(requests, Mapping):
+            return requests
         arguments = set(module.symbol.list_arguments())
-        return {name: request for name, request in self._grad_req.items() if name in arguments}
+        return {name: request for name, request in requests.items() if name in arguments}
 
     # ------------------------------------------------------------------ names, shapes, symbol
 

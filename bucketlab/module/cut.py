@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from bucketlab._engine import mx
 from bucketlab.errors import ShapeError
 from bucketlab.feeding import check_array, is_array
@@ -32,8 +34,13 @@ def _shape_or_list(entry: Any) -> Any:
     return tuple(entry.shape) if hasattr(entry, "shape") else entry
 
 
-def described(arrays: Sequence[Any], provided: Any, bound: Any, names: Sequence[str], kind: str) -> list[Any]:
-    """Descriptions with the arrays' own shapes; names, types and layouts from the batch, else as bound."""
+def described(
+    arrays: Sequence[Any], provided: Any, bound: Any, names: Sequence[str], kind: str, group: Any
+) -> list[Any]:
+    """Descriptions with the arrays' own shapes; names and layouts from the batch, else as bound.
+
+    Types are those that the group has for these names: arrays of other types are converted when they are fed.
+    """
     for at, array in enumerate(arrays):
         if not is_array(array):
             check_array(repr(names[at]) if at < len(names) else f"{kind}[{at}]", array, ())
@@ -45,7 +52,11 @@ def described(arrays: Sequence[Any], provided: Any, bound: Any, names: Sequence[
         like = [DataDesc(name, array.shape) for name, array in zip(names, arrays)]
     else:
         raise ShapeError(f"the batch has {len(arrays)} {kind} array(s); expected {list(names)}")
-    return [DataDesc(desc.name, tuple(array.shape), desc.dtype, desc.layout) for desc, array in zip(like, arrays)]
+    table = group.execs[0].arg_dict
+    types = [np.dtype(table[desc.name].dtype).type if desc.name in table else desc.dtype for desc in like]
+    return [
+        DataDesc(desc.name, tuple(array.shape), dtype, desc.layout) for desc, array, dtype in zip(like, arrays, types)
+    ]
 
 
 def fitting(
@@ -58,7 +69,7 @@ def fitting(
     count, shapes = len(group.contexts), group._bound.shapes
     if len(batch.data) > count:
         raise ShapeError(f"the batch has data for {len(batch.data)} contexts and the module has {count}; {BOTH_FORMS}")
-    data, descs = _side(batch.data, _provided(batch, "data"), shapes.data, shapes.per_context, data_names, "data")
+    data, descs = _side(batch.data, _provided(batch, "data"), shapes.data, group, data_names, "data")
     label = getattr(batch, "label", None)
     labels, label_descs = None, None
     if label and not all(entry is None or len(entry) == 0 for entry in label):
@@ -70,10 +81,12 @@ def fitting(
                 f"each, or None for one without labels"
             )
         bound = shapes.label if shapes.label is not None else ()
-        labels, label_descs = _side(label, _provided(batch, "label"), bound, shapes.per_context, label_names, "label")
+        labels, label_descs = _side(label, _provided(batch, "label"), bound, group, label_names, "label")
     names = label_names if label_descs is None else [desc.name for one in label_descs for desc in one or ()]
     found = parse(data_names, list(dict.fromkeys(names)), descs, label_descs, count)
     if data is not batch.data or labels is not label:
+        if labels is not None and labels is not label:
+            group.moved_labels = label, labels
         batch = _moved(batch, data, labels)
     if not shapes.per_context or _facts(found.data) != _facts(shapes.data):
         return batch, found
@@ -107,10 +120,10 @@ def _provided(batch: Any, kind: str) -> Any:
 
 
 def _side(
-    arrays: Any, provided: Any, bound: Any, bound_cut: bool, names: Sequence[str], kind: str
+    arrays: Any, provided: Any, bound: Any, group: Any, names: Sequence[str], kind: str
 ) -> tuple[Any, list[Any]]:
     """Arrays of every context in one order, that of ``bound`` or ``names``, and their descriptions."""
-    bounds = list(bound) if bound_cut else [bound] * len(arrays)
+    bounds = list(bound) if group._bound.shapes.per_context else [bound] * len(arrays)
     order = [desc.name for desc in next((one for one in bounds if one), ())] or list(names)
     kept: list[Any] = []
     descs: list[Any] = []
@@ -127,7 +140,8 @@ def _side(
             continue
         like = bounds[i] if i < len(bounds) else bounds[0] if bounds else None
         try:
-            found = described(own, provided[i] if provided and i < len(provided) else None, like, names, kind)
+            described_here = provided[i] if provided and i < len(provided) else None
+            found = described(own, described_here, like, names, kind, group)
         except ShapeError as error:
             raise ShapeError(f"context {i}: {error}") from error
         given = [desc.name for desc in found]
@@ -171,7 +185,7 @@ def fitting_list(batches: list[Any], group: Any) -> tuple[list[Any], BatchShapes
         label = getattr(batch, "label", None)
         try:
             data.append(
-                described(batch.data, getattr(batch, "provide_data", None), data_bound, group.data_names, "data")
+                described(batch.data, getattr(batch, "provide_data", None), data_bound, group.data_names, "data", group)
             )
             labels.append(
                 described(
@@ -180,6 +194,7 @@ def fitting_list(batches: list[Any], group: Any) -> tuple[list[Any], BatchShapes
                     label_bound,
                     group.label_names or [],
                     "label",
+                    group,
                 )
                 if label
                 else None

@@ -10,7 +10,7 @@ from typing import Any
 
 from bucketlab._engine import mx
 from bucketlab.errors import BucketlabError, NotReadyError, ShapeError
-from bucketlab.feeding import check_batch
+from bucketlab.feeding import check_batch, same_arrays
 from bucketlab.module import links
 from bucketlab.module.base import BaseModule
 from bucketlab.module.module import DEFAULT_INITIALIZER
@@ -40,6 +40,8 @@ class SequentialModule(BaseModule):
         self._label_shapes: Any = None
         self._grad_req: Any = None
         self._cut = False
+        # Labels of the last batch and their descriptions, when it had them in another order than is bound.
+        self._moved_labels: tuple[Any, Any] | None = None
         self._optimizer: Any = None
         self._settings: dict[str, Any] = {}
         self._meta_keys = {getattr(type(self), name) for name in dir(type(self)) if name.startswith("META_")}
@@ -335,9 +337,19 @@ class SequentialModule(BaseModule):
             links.forget(ran)
             raise
         self._cut = links.is_nested(batch.data)
+        self._moved_labels = self._moved_labels_of(batch)
         if self._label_shapes is not None and not self._cut:
-            self._label_shapes = links.resized(self._label_shapes, getattr(batch, "label", None))
+            labels, moved = getattr(batch, "label", None), self._moved_labels
+            if moved is not None:
+                labels = links.picked(*moved, [entry[0] for entry in self._label_shapes])
+            self._label_shapes = links.resized(self._label_shapes, labels)
         self._notify("forward", data_batch)
+
+    def _moved_labels_of(self, batch: Any) -> tuple[Any, Any] | None:
+        labels, described = getattr(batch, "label", None), links.flat(getattr(batch, "provide_label", None))
+        bound = links.flat(self._label_shapes)
+        moved = labels and described and bound and [entry[0] for entry in described] != [entry[0] for entry in bound]
+        return (labels, described) if moved else None
 
     def _run(self, batch: Any, is_train: bool, ran: list[Any]) -> None:
         """Run the modules one after another, and note in ``ran`` those that have."""
@@ -454,10 +466,11 @@ class SequentialModule(BaseModule):
         """Show a metric the outputs of every module that takes labels; padded rows do not count."""
         self._require("update_metric()")
         cut = pre_sliced or self._cut
+        moved = self._moved_labels
+        flat = moved[1] if moved is not None and same_arrays(labels, moved[0]) else links.flat(self._label_shapes)
         for i, module in enumerate(self._modules):
             if self._takes_labels(i):
                 names = links.label_names(module)
-                flat = links.flat(self._label_shapes)
                 own = [links.picked(one, flat, names) for one in labels] if cut else links.picked(labels, flat, names)
                 with self._at(i):
                     module.update_metric(eval_metric, own, cut)
@@ -488,8 +501,8 @@ class SequentialModule(BaseModule):
         self._require("slices()", params=False)
         return self._modules[0].slices()
 
-    def memory(self) -> Any:
-        """Where the bytes are: a ledger by module, context and role."""
+    def memory(self, process: bool = False) -> Any:
+        """Where the bytes are: a ledger by module, context and role; ``process=True`` adds heap and resident size."""
         from bucketlab.memory import memory
 
-        return memory(self)
+        return memory(self, process=process)

@@ -25,6 +25,9 @@ IN_PROCESS = {
 }
 """Names of kvstores that only sum within this process, and the order in which they do."""
 
+NAMED_BY = ("local", "device", "nccl", "dist")
+"""What the engine looks for in the name of a kvstore."""
+
 LARGEST_ON_KVSTORE = 16 * 1024 * 1024
 """Elements: with a larger parameter mxnet's 'local' leaves the update to the module."""
 
@@ -86,6 +89,8 @@ def open_exchange(
     if kvstore is not None and not isinstance(kvstore, (str, mx.kvstore.KVStoreBase)):
         kind = type(kvstore).__name__
         raise TypeError(f"kvstore is a {kind}; expected None, a name such as 'local', or a KVStore")
+    if isinstance(kvstore, str):
+        _check_name(kvstore)
     on_cpu = all(context.device_type.startswith("cpu") for context in contexts)
     if kvstore is None and (count == 1 or on_cpu):
         return Exchange(None, "local", False, count)
@@ -98,7 +103,10 @@ def open_exchange(
         )
     store = kvstore
     if not isinstance(store, mx.kvstore.KVStoreBase):
-        store = mx.kvstore.create(kvstore or "device")
+        try:
+            store = mx.kvstore.create(kvstore or "device")
+        except mx.base.MXNetError as error:
+            raise ValueError(f"kvstore {kvstore!r} cannot be had: {str(error).strip().splitlines()[-1]}") from None
     update = wanted and store.is_capable(mx.kvstore.KVStoreBase.OPTIMIZER)
     if kvstore == "local" and max(np.prod(value.shape) for value in arg_params.values()) > LARGEST_ON_KVSTORE:
         update = False
@@ -112,6 +120,16 @@ def open_exchange(
             ) from None
     plain = isinstance(kvstore, str) and not compression_params and on_cpu
     return Exchange(store, IN_PROCESS.get(kvstore) if plain else None, bool(update), count)
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name in which the engine would find nothing that it knows, and make 'local' of it."""
+    registered = sorted(mx.kvstore.KVStoreBase.kv_registry)
+    if name.lower() not in registered and not any(part in name.lower() for part in NAMED_BY):
+        raise ValueError(
+            f"kvstore is {name!r}; choose 'local', 'device', 'nccl', 'dist_sync', 'dist_device_sync', 'dist_async', "
+            f"{', '.join(map(repr, registered))}, or None"
+        )
 
 
 class Scratch:

@@ -299,7 +299,8 @@ class Update:
         unknown = [name for name in names if name not in self._positions]
         if unknown:
             raise NotReadyError(f"the optimizer does not know the parameters {unknown}; call add_names first")
-        names = tuple(name for name in names if name in self._stores[0].grads)
+        # In one order in every bucket: some optimizers change with each parameter that they are given.
+        names = tuple(sorted((n for n in names if n in self._stores[0].grads), key=self._positions.__getitem__))
         elsewhere = self._on_kvstore
         through_kvstore = [name for name in names if name in elsewhere]
         here = [name for name in names if name not in elsewhere]

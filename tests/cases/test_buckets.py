@@ -85,6 +85,18 @@ def test_what_sym_gen_has_to_return_is_said(made):
         bl.BucketingModule(lambda key: made, 1)
 
 
+@pytest.mark.parametrize(
+    ("names", "argument"), [(("data", ["softmax_label"]), "data_names"), ((["data"], 3), "label_names")]
+)
+def test_names_that_are_no_list_are_not_taken_letter_by_letter(names, argument):
+    module = bl.BucketingModule(lambda key: (symbol(), *(names if key else (["data"], ["softmax_label"]))), 0)
+    module.bind(*shapes())
+    module.init_params()
+    with refused("sym_gen(1)", argument, kind=BucketError):
+        module.forward(batch(key=1))
+    assert list(module._buckets) == [0]
+
+
 def test_what_sym_gen_may_be_is_said():
     with refused("sym_gen is NoneType", kind=TypeError):
         bl.BucketingModule(None, 1)
@@ -260,7 +272,7 @@ def regression(seed=0, key=0):
 
 
 LAYERS = {"a_weight": mx.nd.ones((WIDTH, WIDTH)), "b_weight": mx.nd.ones((WIDTH, WIDTH)) * 3}
-OPTIMIZERS = [("sgd", {"momentum": 0.9}), ("adam", {}), ("adagrad", {})]
+OPTIMIZERS = [("sgd", {"momentum": 0.9}), ("adam", {}), ("adagrad", {}), ("nadam", {})]
 
 
 def two_orders(default=0, contexts=1, kvstore="local", optimizer="sgd", settings=None):

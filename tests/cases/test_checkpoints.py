@@ -185,6 +185,51 @@ def test_a_checkpoint_of_another_network_is_refused_by_name(tmp_path):
     assert not again.binded
 
 
+@pytest.mark.parametrize("name", ["top_weight", "bn_moving_mean"])
+def test_values_that_do_not_fit_a_bucket_to_come_are_refused_every_time(name):
+    """And are not passed over the second time, with the bucket left at zeros."""
+    module = trained(deep, ["deep"])
+    args, aux = module.get_params()
+    given = {**args, **aux, name: mx.nd.ones((9, 9))}
+    again = bl.BucketingModule.load_dict(
+        {"flat": deep("flat")[0]}, deep, "flat", {n: given[n] for n in args}, {n: given[n] for n in aux}
+    )
+    again.bind(*shapes())
+    for _ in range(3):
+        with refused("'deep'", name, "(9, 9)", kind=ValueError):
+            again.forward(batch(key="deep"), is_train=False)
+        assert list(again._buckets) == ["flat"]
+        again.forward(batch(key="flat"), is_train=False)
+    hosts = again._buckets["flat"]
+    (hosts._arg_params if name in args else hosts._aux_params)[name] = {**args, **aux}[name]
+    for each in (module, again):
+        each.forward(batch(key="deep"), is_train=False)
+    np.testing.assert_array_equal(again.get_outputs()[0].asnumpy(), module.get_outputs()[0].asnumpy())
+
+
+def test_parameters_that_no_bucket_has_are_kept(tmp_path):
+    """They may be those of a bucket to come: told, saved, set again, and in nobody's way."""
+    prefix, spare = str(tmp_path / "m"), mx.nd.full((2,), 5)
+    given = {**start(), "spare": spare}
+    module = bl.BucketingModule.load_dict({0: symbol()}, same, 0, given, {})
+    module.bind(*shapes())
+    module.init_optimizer(optimizer_params=SETTINGS)
+    twin = ready("Module")
+    for key in (0, 1):
+        step(module, batch(key=key))
+        step(twin, batch())
+    found = values(module)
+    np.testing.assert_array_equal(found.pop("spare"), spare.asnumpy())
+    assert_equal(found, values(twin))
+    module.set_params(*module.get_params())
+    module.save_checkpoint(prefix, 1)
+    again = bl.BucketingModule.load(prefix, 1, same, 0)
+    again.bind(*shapes())
+    assert_equal(values(again), values(module))
+    with refused("spare", "(3,)", "(2,)", kind=ValueError):
+        again.set_params({**again.get_params()[0], "spare": mx.nd.ones((3,))}, {})
+
+
 def test_files_that_are_missing_or_something_else_are_named(tmp_path):
     module, there = ready("Module"), str(tmp_path / "none")
     for call in (

@@ -216,6 +216,30 @@ def test_requests_for_gradients_are_checked_by_name(kind):
         make("Module").bind(*shapes(), grad_req=["write", "write"])
 
 
+def test_a_list_of_requests_goes_by_name_in_every_bucket():
+    """In the order of the default bucket's arguments; the others list theirs in another one, or have more of them."""
+
+    def sym_gen(key):
+        data = mx.sym.Variable("data")
+        parts = [mx.sym.FullyConnected(data, num_hidden=3, no_bias=True, name=name) for name in ("a", "b", "c")]
+        made = {0: parts[0] + parts[1], 1: parts[1] + parts[0], 2: parts[2] + parts[1] + parts[0]}[key]
+        return mx.sym.SoftmaxOutput(made, name="softmax"), ["data"], ["softmax_label"]
+
+    module = bl.BucketingModule(sym_gen, 0)
+    module.bind(*shapes(), grad_req=["null", "write", "null", "null"])
+    module.init_params(mx.init.One())
+    module.init_optimizer(optimizer_params={"learning_rate": 0.5})
+    for key in (0, 1, 2, 1):
+        before = {name: value.asnumpy() for name, value in module.get_params()[0].items()}
+        module.forward_backward(batch(key=key))
+        module.update()
+        after = module.get_params()[0]
+        moved = {name for name, value in before.items() if not np.array_equal(after[name].asnumpy(), value)}
+        assert moved == ({"a_weight", "c_weight"} if key == 2 and "c_weight" in before else {"a_weight"}), key
+    request = module._buckets[2]._exec_group.grad_req
+    assert {name for name in request if request[name] == "write"} == {"a_weight", "c_weight"}
+
+
 def recurrent(name="h"):
     return mx.sym.Variable("data") + mx.sym.Variable(name)
 

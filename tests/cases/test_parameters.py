@@ -64,6 +64,23 @@ def test_what_is_no_table_of_values_is_refused(kind):
 
 
 @every_kind
+def test_a_name_that_two_layers_use_is_told(kind):
+    twice = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=CLASSES, name="fc")
+    twice = mx.sym.FullyConnected(twice, num_hidden=CLASSES, name="fc")
+    module = make(kind, mx.sym.SoftmaxOutput(twice, name="softmax"))
+    with refused("'fc_bias', 'fc_weight' more than once", kind=ValueError):
+        module.bind(*shapes())
+    assert not module.binded
+
+
+@pytest.mark.parametrize("given", ["data", 3])
+@pytest.mark.parametrize("argument", ["data_names", "label_names", "state_names", "fixed_param_names"])
+def test_names_come_as_a_list(argument, given):
+    with refused(argument, repr(given), kind=TypeError):
+        bl.Module(symbol(), **{argument: given})
+
+
+@every_kind
 def test_a_missing_parameter_is_named_unless_it_may_be(kind):
     module = bound(kind)
     with refused("fc_bias", "allow_missing", kind=RuntimeError):

@@ -16,6 +16,7 @@ from kinds import (
     every_kind,
     every_number_of_contexts,
     inner,
+    make,
     ready,
     refused,
     shapes,
@@ -59,6 +60,35 @@ def test_uneven_workloads_give_every_context_a_row(workload, rows):
 def test_a_workload_that_cannot_be_is_refused_when_the_module_is_made(workload):
     with refused("work_load_list"):
         bl.Module(symbol(), context=CONTEXTS[:2], work_load_list=workload).bind(*shapes(4))
+
+
+@pytest.mark.parametrize("where", [None, 3, "cpu", [], ["cpu"], [mx.cpu(), None], [3]])
+@pytest.mark.parametrize("kind", ["Module", "BucketingModule", "MutableModule", "SVRGModule"])
+def test_what_is_no_context_is_refused(kind, where):
+    with refused("context", kind=(ValueError, TypeError)):
+        if kind == "BucketingModule":
+            bl.BucketingModule(lambda key: (symbol(), ["data"], ["softmax_label"]), 0, context=where).bind(*shapes())
+        else:
+            more = {"update_freq": 1} if kind == "SVRGModule" else {}
+            getattr(bl, kind)(symbol(), ["data"], ["softmax_label"], context=where, **more)
+    with refused("contexts", kind=(ValueError, TypeError)):
+        bl.DataParallelExecutorGroup(symbol(), where, [1], *shapes(), list(start()), True, False)
+
+
+@pytest.mark.parametrize("kind", ["Module", "BucketingModule", "SequentialModule", "MutableModule"])
+def test_a_device_that_is_not_there_is_named(kind):
+    absent = mx.gpu(mx.context.num_gpus() if mx.runtime.Features().is_enabled("CUDA") else 0)
+    with mx.AttrScope(ctx_group="far"):
+        scores = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=CLASSES, name="fc")
+    net = mx.sym.SoftmaxOutput(scores, name="softmax")
+    if kind != "MutableModule":
+        for given in ({"far": absent}, {"far": [absent]}, [{"far": absent}], [3]):
+            module = make(kind, net, group2ctxs=given)
+            with refused("group2ctxs", "gpu" if given != [3] else "3", kind=(ValueError, TypeError)):
+                module.bind(*shapes())
+            assert not module.binded
+    with refused("contexts", str(absent), kind=ValueError):
+        bl.DataParallelExecutorGroup(net, [mx.cpu(), absent], [1, 1], *shapes(), list(start()), True, False)
 
 
 @every_kind
