@@ -179,9 +179,8 @@ class BucketingModule(BaseModule):
             elsewhere: dict[str, Any] = {} if host == "cpu" else {"host": host}
             module.bind(data_shapes, label_shapes, for_training, inputs_need_grad, grad_req=grad_req, **elsewhere)
         others = {} if self.binded else {k: m for k, m in self._buckets.items() if k != key}
-        for replaced in self._buckets.values() if self.binded else ():
-            if replaced.binded:
-                replaced._exec_group.release_monitors()
+        for replaced in self._bound_modules() if self.binded else ():
+            replaced._exec_group.release_monitors()
         self.for_training, self.inputs_need_grad, self._grad_req = for_training, inputs_need_grad, grad_req
         self._buckets = {key: module, **others}
         self._curr_module, self._curr_bucket_key, self._giver = module, key, module
@@ -393,9 +392,8 @@ class BucketingModule(BaseModule):
     def _sync_params_from_devices(self) -> None:
         """Bring the host's parameters up to what the executors hold; what buckets share is read once."""
         done: set[str] = set()
-        for module in self._buckets.values():
-            if module.binded:
-                done |= module._sync_params_from_devices(done)
+        for module in self._bound_modules():
+            done |= module._sync_params_from_devices(done)
         self._params_dirty = False
 
     def init_params(
@@ -422,7 +420,12 @@ class BucketingModule(BaseModule):
 
     def _others(self) -> list[Module]:
         """The buckets that are bound, but for the current one."""
-        return [module for module in self._buckets.values() if module.binded and module is not self._curr_module]
+        return [module for module in self._bound_modules() if module is not self._curr_module]
+
+    def _bound_modules(self) -> list[Module]:
+        """The buckets that are bound; the current one and the one that gives the memory, though deleted, among them."""
+        kept = {id(m): m for m in (*self._buckets.values(), self._curr_module, self._giver) if m is not None}
+        return [module for module in kept.values() if module.binded]
 
     def set_params(
         self,
@@ -468,9 +471,8 @@ class BucketingModule(BaseModule):
             current._preload_opt_states = before
             raise
         self._preload_opt_states = None
-        for module in self._buckets.values():
-            if module is not self._curr_module and module.binded:
-                module.borrow_optimizer(self._curr_module)
+        for module in self._others():
+            module.borrow_optimizer(self._curr_module)
         self.optimizer_initialized = True
 
     # ------------------------------------------------------------------ running

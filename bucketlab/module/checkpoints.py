@@ -49,9 +49,10 @@ def _plain(key: Any) -> Any:
 
 def save(module: Any, prefix: str, epoch: int, save_optimizer_states: bool = False) -> None:
     """Write ``module`` to files that start with ``prefix``."""
-    keys = [_plain(key) for key in module._buckets]
-    if not keys:
+    if not module._buckets and not module.binded:
         raise NotReadyError("the module has no bucket to save: call bind(data_shapes, label_shapes) first")
+    # The default bucket's, too, where a program has deleted its entry: load begins with it.
+    keys = [_plain(key) for key in dict.fromkeys([*module._buckets, module._default_bucket_key])]
     _check_keys(keys)
     if save_optimizer_states:
         module._require("save_checkpoint()", optimizer=True)

@@ -153,6 +153,24 @@ def test_a_deleted_bucket_is_bound_again():
     assert total_pool(module) == before
 
 
+def test_a_deleted_default_bucket_is_still_the_one_that_others_share_with(tmp_path):
+    """It is in nobody's list, and yet new buckets have their parameters, optimizer and checkpoint from it."""
+    kept, deleted = bound(), bound()
+    for module in (kept, deleted):
+        train(module, [3])
+    del deleted._buckets[6]
+    for module in (kept, deleted):
+        module.init_optimizer(optimizer="adam", force_init=True)
+        module.init_params(mx.init.One(), force_init=True)
+    expected, found = (train(module, [3, 5, 6]) for module in (kept, deleted))
+    del deleted._buckets[6]
+    deleted.save_checkpoint(str(tmp_path / "m"), 1)
+    loaded = bl.BucketingModule.load(str(tmp_path / "m"), 1, Counting(), 6)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+        np.testing.assert_array_equal(loaded.get_params()[0][name].asnumpy(), value, err_msg=name)
+
+
 def test_backward_of_a_bucket_that_was_overrun_is_refused():
     module = bound(8)
     train(module, [8, 3])
