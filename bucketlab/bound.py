@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from operator import is_
 from typing import Any
@@ -49,8 +49,6 @@ class BoundShapes:
         descs = (*shapes.data, *(shapes.label or ())) if self.flat else ()
         self.array_shapes = tuple(desc.shape for desc in descs)
         self.kinds = tuple((desc.name, desc.layout, np.dtype(desc.dtype)) for desc in descs)
-        self.lists: dict[str, Any] | None = None
-        """What its group shows of it, made once."""
         self._named: tuple[Any, Any] = (None, None)
         # The arrays that the ready calls read when they run next; None once they did, so that nothing is held on to.
         self._aimed: Any = None
@@ -228,3 +226,57 @@ class BoundShapes:
         """The same by context and name, as metrics take them."""
         names = self.symbol.list_outputs()
         return [OrderedDict(zip(names, self.execs[i].outputs)) for i in self.active]
+
+
+class BoundTable:
+    """The executors that a group has, by the key of their shapes, the least lately used ones first.
+
+    What a group shows of them is kept here and not on them, where it would lead back to them: executors are big, and
+    are to go when they are let go of, not when the garbage collector comes by.
+    """
+
+    def __init__(self) -> None:
+        self._by_key: dict[Any, BoundShapes] = {}
+        # By the shapes of a flat batch's arrays, and all else that is known of them.
+        self._by_arrays: dict[Any, BoundShapes] = {}
+        self._shown: dict[BoundShapes, dict[str, Any]] = {}
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._by_key)
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def get(self, key: Any) -> BoundShapes | None:
+        return self._by_key.get(key)
+
+    def of_arrays(self, shapes: Any, kinds: Any) -> BoundShapes | None:
+        """Those for a flat batch of arrays with these shapes, and with these names, layouts and types."""
+        return self._by_arrays.get((shapes, kinds))
+
+    def values(self) -> list[BoundShapes]:
+        return list(self._by_key.values())
+
+    def add(self, key: Any, bound: BoundShapes) -> BoundShapes:
+        self._by_key[key] = self._by_arrays[bound.array_shapes, bound.kinds] = bound
+        return bound
+
+    def shown(self, bound: BoundShapes, make: Callable[[BoundShapes], dict[str, Any]]) -> dict[str, Any]:
+        """What a group shows of these executors, made once."""
+        if bound not in self._shown:
+            self._shown[bound] = make(bound)
+        return self._shown[bound]
+
+    def use(self, key: Any) -> None:
+        """Move to the end."""
+        self._by_key[key] = self._by_key.pop(key)
+
+    def forget(self, key: Any) -> None:
+        bound = self._by_key.pop(key)
+        self._shown.pop(bound, None)
+        if self._by_arrays.get((bound.array_shapes, bound.kinds)) is bound:
+            del self._by_arrays[bound.array_shapes, bound.kinds]
+
+    def clear(self) -> None:
+        for table in (self._by_key, self._by_arrays, self._shown):
+            table.clear()

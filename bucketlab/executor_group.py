@@ -18,7 +18,7 @@ import numpy as np
 from bucketlab import binding
 from bucketlab._engine import mx
 from bucketlab.binding import ContextMemory
-from bucketlab.bound import BoundShapes
+from bucketlab.bound import BoundShapes, BoundTable
 from bucketlab.errors import DescriptionError, NotReadyError, ShapeError, StaleError
 from bucketlab.executors import declarations
 from bucketlab.feeding import as_array, check_array, check_batch, same_arrays
@@ -125,9 +125,7 @@ class DataParallelExecutorGroup:
             else GroupMemory([ContextMemory.on(context) for context in self.contexts], working_memory)
         )
         self._memory.groups.add(self)
-        self._bounds: dict[Any, BoundShapes] = {}
-        # The same by the shapes of a flat batch's arrays, and all else that is known of them.
-        self._by_arrays: dict[Any, BoundShapes] = {}
+        self._bounds = BoundTable()
         # What each context was bound to last: data and label descriptions.
         self._parts: dict[int, Any] = {}
         self._averages: tuple[AveragingLoss, ...] | None = None
@@ -150,8 +148,7 @@ class DataParallelExecutorGroup:
         )
         bound = self._bounds.get(shapes.key)
         if bound is None:
-            bound = self._bounds[shapes.key] = self._bind(shapes)
-            self._by_arrays[bound.array_shapes, bound.kinds] = bound
+            bound = self._bounds.add(shapes.key, self._bind(shapes))
         self._use(bound)
 
     def reshape(self, data_shapes: Any, label_shapes: Any) -> None:
@@ -167,7 +164,7 @@ class DataParallelExecutorGroup:
         if type(data) is not list or not (label is None or type(label) is list):
             return False
         shapes = tuple([getattr(array, "shape", None) for array in [*data, *(label or ())]])
-        bound = self._by_arrays.get((shapes, current.kinds)) if current.flat else None
+        bound = self._bounds.of_arrays(shapes, current.kinds) if current.flat else None
         if bound is None or not current.describes(batch) or not bound.takes(batch):
             return False
         self._use(bound)
@@ -343,16 +340,13 @@ class DataParallelExecutorGroup:
             kept = {id(one) for one in (bound, *self._bounds.values())}
             self._unwatch(one for one in self._every_bound() if id(one) not in kept)
         self._bound = bound
-        if bound.lists is None:
-            bound.lists = self._collect_arrays()
-        self.__dict__.update(bound.lists)
+        self.__dict__.update(self._bounds.shown(bound, self._collect_arrays))
 
     def let_go(self) -> None:
         """Forget all executors, to be bound again when they are needed. What just ran stays until another runs."""
         current = self.__dict__.get("_bound")
         self._unwatch(bound for bound in self._bounds.values() if bound is not current)
         self._bounds.clear()
-        self._by_arrays.clear()
         if current is not None and current is self._memory.ran:
             self._memory.outdated.append(self)
         else:
@@ -370,7 +364,6 @@ class DataParallelExecutorGroup:
         self._note_callbacks()
         self.release_monitors()
         self._bounds.clear()
-        self._by_arrays.clear()
         for name in OF_EXECUTORS:
             self.__dict__.pop(name, None)
 
@@ -401,10 +394,9 @@ class DataParallelExecutorGroup:
             return self.__dict__[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _collect_arrays(self) -> dict[str, Any]:
-        """Attributes of the current executors and their arrays, in the forms that programs written for mx.mod read."""
-        bound, shapes = self._bound, self._bound.shapes
-        execs = bound.execs
+    def _collect_arrays(self, bound: BoundShapes) -> dict[str, Any]:
+        """Attributes of executors and their arrays, in the forms that programs written for mx.mod read."""
+        shapes, execs = bound.shapes, bound.execs
         first_data = shapes.data[0] if shapes.per_context else shapes.data
         first_label = shapes.label or ()
         if shapes.per_context:

@@ -36,7 +36,7 @@ def interpreters() -> dict[tuple[int, int], str]:
 
 
 def edges() -> list[Any]:
-    """Parameters (interpreter, numpy): the oldest interpreter with the oldest numpy it runs, the newest with the newest."""
+    """Pairs (interpreter, numpy): the oldest interpreter with the oldest numpy it runs, the newest with the newest."""
     found = interpreters()
     oldest, newest = min(found), max(found)
     pairs = ((oldest, OLDEST_NUMPY.get(oldest, "1.23")), (newest, "1.26"))

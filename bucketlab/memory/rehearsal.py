@@ -17,6 +17,7 @@ import numpy as np
 
 from bucketlab import binding
 from bucketlab.binding import ArrayNeed, ContextMemory, Requirements
+from bucketlab.bound import BoundTable
 from bucketlab.executor_group import DataParallelExecutorGroup
 from bucketlab.memory.arena import ALIGNMENT
 from bucketlab.memory.dry import Draft, dry_bind
@@ -169,7 +170,7 @@ class RehearsedGroup(DataParallelExecutorGroup):
 
     def enter(self, memory: RehearsedMemory) -> None:
         self.__dict__.pop("_bound", None)
-        self._bounds, self._parts, self._memory = {}, {}, memory
+        self._bounds, self._parts, self._memory = BoundTable(), {}, memory
         memory.groups.add(self)
 
     def run(self, shapes: BatchShapes) -> bool:

@@ -302,9 +302,12 @@ class BucketingModule(BaseModule):
     def limit(self, buckets: int | None = None, heap: int | None = None) -> None:
         """Keep at most so many ``buckets`` bound, or so many bytes of process ``heap`` in their graphs.
 
-        The least used are let go and bound again when needed. The heap is measured around each bind.
+        The least used are let go and bound again when needed; who used what is noted while there is a limit, before
+        that buckets count in the order in which they were bound. The heap is measured around each bind.
         """
         self._residency = self._residency.under(buckets, heap)
+        if self._curr_bucket_key in self._residency:
+            self._residency.used(self._curr_bucket_key)
         self._keep_to_limit()
 
     def _come_back(self, key: Hashable, module: Module) -> None:
@@ -620,8 +623,8 @@ class BucketingModule(BaseModule):
         self._require("slices()", params=False)
         return self._curr_module._exec_group.slice_report(self._curr_bucket_key)
 
-    def memory(self) -> Any:
-        """Where the bytes are: a ledger by bucket, context and role."""
+    def memory(self, process: bool = False) -> Any:
+        """Where the bytes are: a ledger by bucket, context and role; ``process=True`` adds heap and resident size."""
         from bucketlab.memory import memory
 
-        return memory(self)
+        return memory(self, process=process)

@@ -212,10 +212,10 @@ class MutableModule(BaseModule):
     def _let_go(self, shapes: BatchShapes, keep: int) -> None:
         """Forget the executors of shapes that were not used for longest, beyond those to keep."""
         bounds = self._curr_module._exec_group._bounds
-        bounds[shapes.key] = bounds.pop(shapes.key)
+        bounds.use(shapes.key)
         spare = [key for key in bounds if key != self._limits.maximum.key]
         for key in spare[:-keep]:
-            del bounds[key]
+            bounds.forget(key)
 
     # ------------------------------------------------------------------ parameters and optimizer
 
@@ -376,11 +376,11 @@ class MutableModule(BaseModule):
         """How the current batch lies over the contexts."""
         return self._curr_module.slices()
 
-    def memory(self) -> Any:
-        """Where the bytes are: a ledger by context and role."""
+    def memory(self, process: bool = False) -> Any:
+        """Where the bytes are: a ledger by context and role; ``process=True`` adds heap and resident size."""
         from bucketlab.memory import memory
 
-        return memory(self)
+        return memory(self, process=process)
 
 
 def _containing(parameters: Sequence[str], prefixes: Iterable[str]) -> list[str]:
