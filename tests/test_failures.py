@@ -113,6 +113,18 @@ def test_a_refused_bind_names_its_shapes():
     assert said(caught.value) == []
 
 
+def test_fit_tells_of_the_batch_that_it_made_ready_when_that_is_refused():
+    """A bucket is bound while the batch before it is the current one."""
+    wrong = batch(5)
+    wrong.label, wrong.provide_label = [mx.nd.ones((4, 6))], [mx.io.DataDesc("softmax_label", (4, 6), layout="NT")]
+    module = bl.BucketingModule(words_symbol, default_bucket_key=8, context=TWO)
+    with pytest.raises(ShapeError, match="bucket 5") as caught:
+        module.fit(Batches([batch(8), batch(3), wrong]), eval_metric=mx.metric.Perplexity(None), num_epoch=1)
+    failure = caught.value.failure
+    assert (failure.bucket, failure.epoch, failure.nbatch) == (5, 0, 2)
+    assert failure.shapes == (("data", (4, 5)), ("softmax_label", (4, 6)))
+
+
 def test_before_python_3_11_the_message_says_it():
     class Old(Exception):
         add_note = None

@@ -184,7 +184,11 @@ class BaseModule:
                     self._step(data_batch, eval_metric)
                     next_data_batch = next(batches, None)
                     if next_data_batch is not None:
-                        self.prepare(next_data_batch, sparse_row_id_fn=sparse_row_id_fn)
+                        try:
+                            self.prepare(next_data_batch, sparse_row_id_fn=sparse_row_id_fn)
+                        except Exception as error:
+                            tell(error, self, next_data_batch, epoch, nbatch + 1)
+                            raise
                     else:
                         train_name_values = eval_metric.get_global_name_value()
                     if monitor is not None:

@@ -783,11 +783,11 @@ class Module(BaseModule):
         self._require("slices()", params=False)
         return self._exec_group.slice_report()
 
-    def memory(self) -> Any:
-        """Where the bytes are: a ledger by context and role."""
+    def memory(self, process: bool = False) -> Any:
+        """Where the bytes are: a ledger by context and role; ``process=True`` adds heap and resident size."""
         from bucketlab.memory import memory
 
-        return memory(self)
+        return memory(self, process=process)
 
 
 class _Keeper:

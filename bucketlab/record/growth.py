@@ -41,7 +41,6 @@ class MemoryWatch:
         self._ledger, self._ledger_due = memory([]), 0.0
         for executor, shapes in executors(module):
             self._announced.add(executor)
-            self._used.add(executor)
             self._met.add(shapes)
 
     @property

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+import bucketlab as bl
 import memory_runs as runs
 from bucketlab import mx
 from bucketlab.memory import HeldArray, memory, snapshot
@@ -169,6 +170,24 @@ def test_the_process_is_measured_on_request():
     assert process.resident > 10_000_000
     if process.heap is not None:
         assert process.beyond == process.heap - process.arrays > 0
+
+
+@pytest.mark.parametrize("kind", [bl.Module, bl.MutableModule, bl.BucketingModule, bl.SequentialModule])
+def test_a_module_measures_the_process_beside_its_own_bytes(kind):
+    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")
+    if kind is bl.SequentialModule:
+        module = kind().add(bl.Module(symbol), take_labels=True)
+    elif kind is bl.BucketingModule:
+        module = kind(lambda key: (symbol, ("data",), ("softmax_label",)), default_bucket_key=3)
+    elif kind is bl.MutableModule:
+        module = kind(symbol, ["data"], ["softmax_label"])
+    else:
+        module = kind(symbol)
+    module.bind([("data", (4, 3))], [("softmax_label", (4,))])
+    assert module.memory().process is None
+    book = module.memory(process=True)
+    assert book.process.resident > 10_000_000
+    assert book.process.arrays == book.allocated > 0
 
 
 def test_plain_data_survives_json(run):

@@ -128,6 +128,21 @@ def test_a_bound_module_begins_with_what_it_holds():
     assert timeline(recorder).largest is None
 
 
+def test_what_the_first_step_takes_is_told_with_it_where_the_module_was_bound_before():
+    module = bl.BucketingModule(words_symbol, default_bucket_key=8)
+    module.bind(batch(8).provide_data, batch(8).provide_label)
+    module.init_params()
+    module.init_optimizer(optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
+    recorder = Recorder(module)
+    for key in (8, 5):
+        module.forward_backward(batch(key))
+        module.update()
+    events = recorder.timeline().events
+    assert [(event.step, event.kind, event.bucket) for event in events] == [(1, "first use", 8), (2, "bind", 5)]
+    assert {change.label: change.added for change in events[0].changes}["cpu(0)", "optimizer"] == PARAMETERS
+    assert all("optimizer" not in change.label for change in events[1].changes)
+
+
 def test_what_was_not_watched_is_told_by_bucket():
     module = trained(bl.BucketingModule(words_symbol, default_bucket_key=8), [batch(8), batch(3)])
     line = timeline(module)
