@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -199,6 +199,8 @@ def parse(
     """
     if data_shapes is None:
         raise ShapeError(f"data_shapes is None; {BOTH_FORMS}")
+    if label_shapes is not None and not isinstance(label_shapes, Iterable):
+        raise DescriptionError(f"label_shapes is {label_shapes!r}; {BOTH_FORMS}")
     if label_shapes is not None and not list(label_shapes):
         label_shapes = None
     per_context = is_per_context(data_shapes)

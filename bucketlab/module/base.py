@@ -53,6 +53,12 @@ def metric_of(given: Any) -> Any:
         raise ValueError(f"eval_metric is {given!r}: {error}") from None
 
 
+def check_metric(given: Any) -> None:
+    """Refuse what is no metric, where one is needed as it is."""
+    if not isinstance(given, mx.metric.EvalMetric) and not hasattr(given, "update_dict"):
+        raise TypeError(f"eval_metric is {given!r}; expected an mx.metric.EvalMetric, such as mx.metric.create('acc')")
+
+
 def check_data(argument: str, data: Any, *needed: str) -> None:
     """Refuse what is no data iterator."""
     missing = [name for name in needed if not hasattr(data, name)]
@@ -61,6 +67,14 @@ def check_data(argument: str, data: Any, *needed: str) -> None:
             f"{argument} is {type(data).__name__}, which has no {' and no '.join(missing)}; expected a data iterator, "
             f"such as mx.io.NDArrayIter"
         )
+
+
+def check_callbacks(**given: Any) -> None:
+    """Refuse what cannot be called back."""
+    for argument, callbacks in given.items():
+        for callback in _as_list(callbacks) if callbacks is not None else ():
+            if not callable(callback):
+                raise TypeError(f"{argument} has {callback!r}; expected a function, or a list of them")
 
 
 class BaseModule:
@@ -141,6 +155,12 @@ class BaseModule:
         check_data("train_data", train_data, "__iter__", "reset", "provide_data", "provide_label")
         if eval_data is not None:
             check_data("eval_data", eval_data, "__iter__", "reset")
+        check_callbacks(
+            epoch_end_callback=epoch_end_callback,
+            batch_end_callback=batch_end_callback,
+            eval_end_callback=eval_end_callback,
+            eval_batch_end_callback=eval_batch_end_callback,
+        )
         validation_metric = metric_of(eval_metric if validation_metric is None else validation_metric)
         eval_metric = metric_of(eval_metric)
         self.check_batches(train_data, eval_data)
@@ -282,6 +302,7 @@ class BaseModule:
     ) -> list[tuple[str, float]]:
         """Run ``eval_data`` for inference and return the metric as (name, value) pairs. Padded rows do not count."""
         self._require("score()")
+        check_callbacks(batch_end_callback=batch_end_callback, score_end_callback=score_end_callback)
         eval_metric = metric_of(eval_metric)
         eval_metric.reset()
         actual_num_batch = 0

@@ -25,7 +25,7 @@ def fitting(
     Raises ShapeError naming the array, what was given and what was expected.
     """
     if isinstance(batch, list):
-        return cut.fitting_list(batch, group)
+        return cut.fitting_list(_parts_in_order(batch, group), group)
     check_batch(batch, data_names)
     group.moved_labels = None
     data, label = batch.data, getattr(batch, "label", None)
@@ -185,6 +185,18 @@ def _in_order(batch: Any, shapes: BatchShapes) -> Any:
     )
     moved.provide_data = _moved(getattr(batch, "provide_data", None), data_order)
     moved.provide_label = _moved(getattr(batch, "provide_label", None), label_order)
+    return moved
+
+
+def _parts_in_order(parts: list[Any], group: Any) -> list[Any]:
+    """The batches of a list, one for each context, each in the bound order."""
+    shapes, group.moved_labels = group._bound.shapes, None
+    if shapes.per_context:
+        shapes = BatchShapes(shapes.data[0], shapes.label[0] if shapes.label else None, False)
+    moved = [_in_order(part, shapes) if getattr(part, "data", None) else part for part in parts]
+    if all(one is part for one, part in zip(moved, parts)):
+        return parts
+    group.moved_labels = [getattr(part, "label", None) for part in parts], [part.label for part in moved]
     return moved
 
 

@@ -57,9 +57,9 @@ def check_handover(shapes: Any, names: Sequence[str]) -> None:
         )
 
 
-def flat(shapes: Any) -> Any:
+def flat(shapes: Any, argument: str = "data_shapes") -> Any:
     """One list for all contexts: rows of nested shapes are added up."""
-    if shapes is None or not is_per_context(shapes):
+    if shapes is None or not is_per_context(shapes, argument):
         return shapes
     merged = []
     for parts in zip(*[[describe(entry) for entry in one] for one in shapes if one]):

@@ -12,7 +12,7 @@ from bucketlab.errors import BucketlabError, NotReadyError, ShapeError
 from bucketlab.executor_group import DataParallelExecutorGroup
 from bucketlab.failures import tell
 from bucketlab.module import batches
-from bucketlab.module.base import BaseModule, _check_input_names, read_params, read_symbol
+from bucketlab.module.base import BaseModule, _check_input_names, check_metric, read_params, read_symbol
 from bucketlab.module.values import fill, write, zeros_like
 from bucketlab.requests import as_params, check_params, contexts_of
 from bucketlab.shapes import BatchShapes, parse
@@ -546,13 +546,19 @@ class Module(BaseModule):
         if self._params_dirty:
             self._sync_params_from_devices()
         group = self._exec_group
+        try:
+            optimizer_params = dict(optimizer_params)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"optimizer_params is {optimizer_params!r}; expected a dict, or pairs of name and value"
+            ) from None
         exchange = open_exchange(kvstore, self._context, self._own_host_args(), self._compression_params)
         if self._tokens is not None:
             averages = group._averaging(group._bound.shapes)
-            check_tokens_can_be_followed(optimizer, dict(optimizer_params), exchange, averages, self._requests())
+            check_tokens_can_be_followed(optimizer, optimizer_params, exchange, averages, self._requests())
         rows = self._rows()
         made = self._make_optimizer(optimizer, optimizer_params, exchange, 1.0 / (rows * exchange.workers))
-        given = self._tokens is None and (not isinstance(optimizer, str) or "rescale_grad" in dict(optimizer_params))
+        given = self._tokens is None and (not isinstance(optimizer, str) or "rescale_grad" in optimizer_params)
         update = Update.create(self._stores(), group.held_names, made, exchange, self._arg_params)
         if self._preload_opt_states is not None:
             update.load(self._preload_opt_states)
@@ -711,7 +717,11 @@ class Module(BaseModule):
         """Show the last batch's outputs and its labels to a metric; padded rows do not count."""
         if not (self.binded and self.params_initialized):
             self._require("update_metric()")
-        self._exec_group.update_metric(eval_metric, labels, pre_sliced)
+        try:
+            self._exec_group.update_metric(eval_metric, labels, pre_sliced)
+        except AttributeError:
+            check_metric(eval_metric)
+            raise
         if self._observer is not None:
             self._notify("metric", eval_metric)
 

@@ -11,7 +11,7 @@ import numpy as np
 from bucketlab._engine import mx
 from bucketlab.errors import NotReadyError, ShapeError
 from bucketlab.feeding import as_array, check_array, check_batch, is_array
-from bucketlab.module.base import BaseModule
+from bucketlab.module.base import BaseModule, check_metric
 from bucketlab.rows import RowAxis
 from bucketlab.shapes import batch_axis, describe
 
@@ -173,6 +173,7 @@ class PythonModule(BaseModule):
         if self._pad:
             labels = [_without(label, d, self._pad) for label, d in zip(labels, self._label_shapes)]
             outputs = [_without(output, d, self._pad) for output, d in zip(outputs, self._output_shapes)]
+        check_metric(eval_metric)
         eval_metric.update(labels, outputs)
         self._notify("metric", eval_metric)
 
@@ -273,6 +274,8 @@ class PythonLossModule(PythonModule):
             )
         grad = self._grad_func(self._scores, self._labels)
         if not isinstance(grad, mx.nd.NDArray):
+            if not is_array(np.asarray(grad)):
+                raise TypeError(f"grad_func returned {grad!r}; expected an NDArray or a numpy array of numbers")
             grad = mx.nd.array(np.asarray(grad), ctx=self._scores.context, dtype=self._scores.dtype)
         if grad.shape != self._scores.shape:
             raise ShapeError(

@@ -179,7 +179,7 @@ class SequentialModule(BaseModule):
         """Descriptions of the labels that module ``i`` takes, in the form of its data."""
         if label_shapes is None or not self._takes_labels(i):
             return None
-        described = label_shapes if nested else links.flat(label_shapes)
+        described = label_shapes if nested else links.flat(label_shapes, "label_shapes")
         return links.picked(described, described, links.label_names(self._modules[i]))
 
     # ------------------------------------------------------------------ parameters and optimizer

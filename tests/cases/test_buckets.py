@@ -181,6 +181,7 @@ def test_a_bind_that_failed_can_be_repeated(kind):
         ((None, None), ["data_shapes"]),
         (([], None), ["data"]),
         (("data", None), ["data_shapes"]),
+        ((shapes()[0], 3), ["label_shapes is 3"]),
     ):
         with refused(*words):
             module.bind(*wrong)

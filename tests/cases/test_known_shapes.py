@@ -7,6 +7,7 @@ import pytest
 
 import bucketlab as bl
 from bucketlab import mx
+from bucketlab.errors import ShapeError
 from kinds import (
     CLASSES,
     WIDTH,
@@ -17,6 +18,7 @@ from kinds import (
     inner,
     make,
     ready,
+    refused,
     step,
     values,
 )
@@ -183,6 +185,32 @@ def test_an_iterator_with_labels_in_another_order_scores_the_same(kind, contexts
         batches = [two_labels(batch(4, seed=seed), order) for seed in range(3)]
         found.append(module.score(Batches(batches), mx.metric.CompositeEvalMetric(metrics)))
     assert found[0] == found[1] and found[0][0][1] != found[0][1][1]
+
+
+@pytest.mark.parametrize("then", ["ab", "ba"])
+def test_a_list_of_batches_is_fed_by_name(then):
+    module = difference(2)
+    for rows in (2, 3, 2):
+        halves = [two_values(rows, "ab"), two_values(rows, then)]
+        module.forward(halves, is_train=False)
+        found = module.get_outputs()[0].asnumpy()
+        np.testing.assert_array_equal(found[:rows], np.full((rows, 2), 2))
+        np.testing.assert_array_equal(found[rows:], np.full((rows, 2), 2 if then == "ab" else -2))
+    with refused("'x', 'y'", "'a', 'b'", kind=ShapeError):
+        module.forward([two_values(2, "xy")] * 2, is_train=False)
+
+
+@pytest.mark.parametrize("kind", ["Module", "BucketingModule"])
+def test_the_labels_of_a_list_of_batches_are_fed_and_measured_by_name(kind):
+    module = ordered(kind, 2, nested=False)
+    halves, found = [batch(2, seed=seed) for seed in range(2)], []
+    for orders in (("ab", "ab"), ("ba", "ba"), ("ab", "ba"), ("ab", "ab")):
+        parts = [two_labels(half, order) for half, order in zip(halves, orders)]
+        for part in parts:
+            part.provide_data = [("data", (2, WIDTH))]
+        module.forward(parts, is_train=False)
+        found.append(measured(module, [part.label for part in parts], pre_sliced=True))
+    assert all(one == found[0] for one in found)
 
 
 @every_kind

@@ -183,6 +183,27 @@ def test_an_initializer_that_refuses_a_name_leaves_all_as_they_were(kind, initia
 
 
 @every_kind
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"optimizer_params": 3}, ["optimizer_params is 3"]),
+        ({"optimizer_params": ["learning_rate"]}, ["optimizer_params is"]),
+        ({"optimizer": "none-such"}, ["none-such"]),
+        ({"optimizer": 3}, ["optimizer is int"]),
+        ({"kvstore": 3}, ["kvstore is a int"]),
+        ({"kvstore": "none-such"}, ["'none-such'", "'local'", "'device'"]),
+    ],
+)
+def test_what_is_no_optimizer_leaves_none_behind(kind, given, words):
+    module = bound(kind)
+    with refused(*words):
+        module.init_optimizer(**given)
+    assert not module.optimizer_initialized
+    module.init_optimizer()
+    assert module.optimizer_initialized
+
+
+@every_kind
 def test_what_is_no_initializer_is_refused(kind):
     module = make(kind)
     module.bind(*shapes())

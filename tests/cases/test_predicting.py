@@ -152,6 +152,29 @@ def test_fit_looks_at_what_it_is_given_before_it_binds(kind):
 
 
 @every_kind
+def test_what_cannot_be_called_back_is_named_before_anything_runs(kind):
+    module, source = ready(kind), keyed(iterator(8))
+    before = values(module)
+    for argument in ("batch_end_callback", "epoch_end_callback", "eval_end_callback", "eval_batch_end_callback"):
+        for wrong in (3, [print, "print"]):
+            with refused(argument, repr(wrong[1] if wrong != 3 else 3), kind=TypeError):
+                module.fit(source, num_epoch=1, **{argument: wrong})
+    for argument in ("batch_end_callback", "score_end_callback"):
+        with refused(argument, kind=TypeError):
+            module.score(source, "acc", **{argument: 3})
+    assert_equal(values(module), before)
+
+
+@every_kind
+@pytest.mark.parametrize("wrong", [None, "acc", 3])
+def test_what_is_no_metric_is_named(kind, wrong):
+    module = bound(kind)
+    module.forward(batch(), is_train=False)
+    with refused("eval_metric is", repr(wrong), kind=TypeError):
+        module.update_metric(wrong, batch().label)
+
+
+@every_kind
 def test_an_iterator_that_yields_nothing_is_said_to(kind):
     module, empty = ready(kind), Batches([batch()])
     empty.reset = lambda: None

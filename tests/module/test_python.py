@@ -201,6 +201,10 @@ class TestPythonLossModule:
         loss.forward(batch())
         with pytest.raises(ShapeError, match=r"grad_func returned shape \(3,\); expected that of the scores, \(3, 2\)"):
             loss.backward()
+        loss = bound_loss(lambda scores, labels: "words")
+        loss.forward(batch())
+        with pytest.raises(TypeError, match="grad_func returned 'words'"):
+            loss.backward()
         loss = bound_loss(None)
         loss.forward(batch())
         with pytest.raises(NotImplementedError, match="grad_func"):
