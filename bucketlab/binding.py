@@ -149,8 +149,8 @@ def known_requirements(
 ) -> Requirements | None:
     """What :func:`requirements` finds, where all of it is known: parameters that are bound, inputs that are given.
 
-    None elsewhere. Nothing is inferred, which takes as long as a tenth of a bind: whether the symbol takes these shapes
-    is left to the engine, which looks when it binds. ``attributes`` are those of the symbol, if any declares something.
+    None elsewhere. Nothing is inferred: whether the symbol takes it is for :func:`check_known`. ``attributes`` are
+    those of the symbol, if any declares something.
     """
     given, params = {desc.name: desc for desc in descs}, set(param_names)
 
@@ -186,6 +186,23 @@ def known_requirements(
             return None
         aux.append(ArrayNeed(name, held.shape, np.dtype(held.dtype), "default", stored(name)[1]))
     return Requirements(tuple(arg_names), tuple(specs), tuple(inputs), (), tuple(aux))
+
+
+def check_known(symbol: Any, needs: Requirements) -> None:
+    """Raise ShapeError where ``symbol`` does not take what :func:`known_requirements` found.
+
+    The engine would find out when it binds. But of a bind that it refuses it keeps the graph and all arrays, parameters
+    among them, as long as the process lives; this takes a fiftieth of a bind.
+    """
+    every: tuple[Any, ...] = (*needs.params, *needs.inputs)
+    try:
+        _, _, aux = symbol.infer_shape_partial(**{need.name: need.shape for need in every})
+        symbol.infer_type_partial(**{need.name: need.dtype for need in every})
+    except mx.base.MXNetError as error:
+        raise ShapeError(f"the engine would refuse to bind {_heads(symbol)}: {last_line(error)}") from None
+    for need, shape in zip(needs.aux, aux):
+        if shape != need.shape:
+            raise ShapeError(f"auxiliary state {need.name!r} has shape {need.shape}; {_heads(symbol)} needs {shape}")
 
 
 def _words(given: Mapping[str, Any]) -> str:

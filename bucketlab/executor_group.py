@@ -210,6 +210,7 @@ class DataParallelExecutorGroup:
         else:
             active = [i for i in range(count) if slices is None or slices[i].stop > slices[i].start]
         needs: dict[int, binding.Requirements] = {}
+        unchecked: dict[Any, binding.Requirements] = {}
         parts: dict[int, Any] = {}
         for i in range(count):
             # Contexts that rest are bound for a row, or as they were last: programs expect an executor on each.
@@ -218,22 +219,32 @@ class DataParallelExecutorGroup:
                 parts[i] = shapes.of_context(i, rows)
             else:
                 parts[i] = self._parts.get(i) or shapes.of_context(0, rows)
-            needs[i] = self._known_requirements(i, *parts[i]) or self._requirements(i, *parts[i])
+            known = self._known_requirements(i, *parts[i])
+            if known is not None:
+                unchecked.setdefault(tuple((need.shape, need.dtype) for need in known.inputs), known)
+            needs[i] = known or self._requirements(i, *parts[i])
         self._warn_if_uneven(shapes, slices)
         # Where nothing but training is asked for there is nothing to look for, and nothing to be told.
         plain = self.for_training and not any(self.group2ctxs) and not self._declarations
         with engine_settings(self._memory.working_memory, backend=not plain):
-            execs = self._checked_executors(needs, parts)
+            execs = self._checked_executors(needs, parts, unchecked.values())
         self._parts = parts
         for executor in execs.values():
             for monitor in self._monitors:
                 monitor.install(executor)
         return BoundShapes(self.symbol, shapes, slices, list(execs.values()), active, self.output_layouts)
 
-    def _checked_executors(self, needs: Mapping[int, binding.Requirements], parts: Mapping[int, Any]) -> dict[int, Any]:
+    def _checked_executors(
+        self,
+        needs: Mapping[int, binding.Requirements],
+        parts: Mapping[int, Any],
+        unchecked: Iterable[binding.Requirements],
+    ) -> dict[int, Any]:
         """The executors; where the engine refuses to make them, what does not fit is said by name."""
         before = [(memory, dict(memory.inputs), dict(memory.input_grads)) for memory in self._memory.contexts]
         try:
+            for one in unchecked:
+                binding.check_known(self.symbol, one)
             return self._executors(needs)
         except ShapeError as refused:
             error = refused

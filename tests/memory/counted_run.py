@@ -100,6 +100,20 @@ def main() -> None:
     out["ours"] = told(memory(ours))
     del ours
     rest()
+    out["dropped"] = counters.read()
+    ours = runs.bucketing((8, 5), namespace=bucketlab)
+    rest()
+    before, refused = counters.read(), 0
+    for _ in range(3):
+        try:
+            ours.switch_bucket(20, [("data", (runs.ROWS, 20))], [("softmax_label", (runs.ROWS + 1,))])
+        except ValueError:
+            refused += 1
+    rest()
+    out["refused binds"], out["added by refusals"] = refused, counters.read() != before
+    del ours
+    rest()
+    out["dropped after refusals"] = counters.read()
     counters.stop()
     out["stopped"] = counters.read()
     print(json.dumps(out))

@@ -85,3 +85,8 @@ def test_stopped_counters_tell_nothing(run):
 def test_contexts_beyond_the_processors_fall_on_the_last_counters(context, counter):
     counts = dict.fromkeys(("cpu(0)", "cpu(1)", "cpu_pinned(0)", "cpu_shared(0)"), 0)
     assert counters.counter_of(context, counts) == counter
+
+
+def test_a_bind_that_is_refused_leaves_nothing_and_no_array_outlives_its_module(run):
+    assert (run["refused binds"], run["added by refusals"]) == (3, False)
+    assert run["dropped after refusals"] == run["dropped"]
