@@ -30,6 +30,8 @@ from bucketlab.requests import (
     check_contexts,
     check_distinct,
     check_params,
+    check_states,
+    names_of,
     prepare_group2ctxs,
     resolve_grad_req,
 )
@@ -78,10 +80,12 @@ class DataParallelExecutorGroup:
             raise TypeError(f"symbol is {type(symbol).__name__}; expected an mx.sym.Symbol")
         self.symbol = symbol
         self.contexts = check_contexts(contexts)
-        self.workload = list(check_workload(workload, len(self.contexts)))
+        self.workload = list(check_workload(workload, len(self.contexts), "workload"))
         self.split = split
         self.logger = logger
-        self.param_names = list(param_names)
+        if param_names is None:
+            raise TypeError("param_names is None; give the names of the arguments that are parameters")
+        self.param_names = names_of("param_names", param_names)
         self.arg_names = symbol.list_arguments()
         self.aux_names = symbol.list_auxiliary_states()
         check_distinct([*self.arg_names, *self.aux_names])
@@ -89,8 +93,9 @@ class DataParallelExecutorGroup:
         self.held_names = tuple(name for name in self.arg_names if name in held)
         self.for_training = for_training
         self.inputs_need_grad = inputs_need_grad
-        self.fixed_param_names = list(fixed_param_names or [])
-        self.state_names = list(state_names or [])
+        self.fixed_param_names = names_of("fixed_param_names", fixed_param_names)
+        self.state_names = names_of("state_names", state_names)
+        check_states(self.state_names, self.arg_names)
         self.group2ctxs = prepare_group2ctxs(group2ctxs, len(self.contexts))
         self.output_names = symbol.list_outputs()
         self.num_outputs = len(self.output_names)
@@ -418,7 +423,8 @@ class DataParallelExecutorGroup:
 
         def fed(names: Sequence[str]) -> Any:
             if shapes.per_context:
-                return [[execs[i].arg_dict[name] for name in names] for i in bound.active]
+                tables = [execs[i].arg_dict for i in bound.active]
+                return [[table[name] for name in names if name in table] for table in tables]
             parts = bound.slices or [slice(i, i + 1) for i in range(len(execs))]
             return [
                 [(parts[i], e.arg_dict[name]) for i, e in enumerate(execs)]
@@ -889,6 +895,6 @@ def _given_shapes(data_shapes: Any, label_shapes: Any, contexts: int) -> BatchSh
     entries = list(data_shapes)
     first = entries[0] if nested else entries
     names = [entry[0] for entry in first]
-    labels = list(label_shapes) if label_shapes else []
+    labels = list(label_shapes) if isinstance(label_shapes, Iterable) else []
     firsts = next((one for one in labels if one), []) if nested else labels
     return parse(names, [entry[0] for entry in firsts], data_shapes, label_shapes, contexts)

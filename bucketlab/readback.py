@@ -101,7 +101,7 @@ class Readback:
         only = labels[0] if type(labels) is list and len(labels) == 1 else None
         if self._whole and type(only) is NDArray and not (self.pad or pre_sliced):
             # What comes of all that is below in the most common case: one context, one label, no padding.
-            eval_metric.update_dict(OrderedDict(zip(self.labels_on(0), labels)), bound.named_outputs[0])
+            eval_metric.update_dict(OrderedDict(zip(self._label_names(0, 1), labels)), bound.named_outputs[0])
             return
         lists: Any = (list, tuple, type(None))
         if not isinstance(labels, lists):
@@ -160,10 +160,14 @@ class Readback:
         own = shapes.label[at] if shapes.per_context and shapes.label is not None else ()
         return [desc.name for desc in own] or self.label_names or self._unnamed
 
+    def _label_names(self, at: int, count: int) -> Sequence[str]:
+        """The same for so many labels that a metric is to see, where the network has no use for any."""
+        return self.labels_on(at) or [f"label{number}" for number in range(count)]
+
     def _labels_of(self, labels: Any, cut: bool, at: int, i: int, fed: Any) -> OrderedDict[str, Any]:
-        bound, names = self.bound, self.labels_on(at)
+        bound, own = self.bound, labels[at] if cut else labels
+        names = self._label_names(at, len(own))
         if cut or len(bound.active) == 1:
-            own = labels[at] if cut else labels
             return OrderedDict((name, as_array(label, None)) for name, label in zip(names, own))
         table = bound.execs[i].arg_dict
         as_fed = labels is fed and self.label_names is not None

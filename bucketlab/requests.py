@@ -45,11 +45,27 @@ def _gpus() -> int:
     return int(mx.context.num_gpus()) if mx.runtime.Features().is_enabled("CUDA") else 0
 
 
+def names_of(argument: str, given: Any) -> list[str]:
+    """Names as a list. Raises TypeError for other things, a single string among them: it would be taken by letters."""
+    if isinstance(given, str):
+        raise TypeError(f"{argument} is {given!r}; give a list of names, such as [{given!r}]")
+    if given is not None and not isinstance(given, Iterable):
+        raise TypeError(f"{argument} is {given!r}; give a list of names, such as ['data']")
+    return list(given or [])
+
+
 def check_distinct(names: Sequence[str]) -> None:
     """Refuse a symbol that uses a name for two of its arguments or auxiliary states."""
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise ValueError(f"the symbol has {', '.join(map(repr, twice))} more than once; give every layer its own name")
+
+
+def check_states(names: Sequence[str], arguments: Sequence[str]) -> None:
+    """Refuse states that the symbol does not take."""
+    unknown = [name for name in names if name not in arguments]
+    if unknown:
+        raise ValueError(f"state_names has {', '.join(map(repr, unknown))}, which the symbol does not take")
 
 
 def as_params(kind: str, given: Any) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -70,20 +70,22 @@ class SliceReport:
         return slices_html(self)
 
 
-def check_workload(workload: Sequence[float], contexts: int) -> tuple[float, ...]:
+def check_workload(workload: Any, contexts: int, argument: str = "work_load_list") -> tuple[float, ...]:
     """The workload as positive finite floats, one per context; raises :class:`SliceError` otherwise."""
+    if not isinstance(workload, Iterable) or isinstance(workload, str):
+        raise SliceError(f"{argument} is {workload!r}; give a positive finite number for each context")
     given = list(workload)
     if len(given) != contexts:
         raise SliceError(
-            f"work_load_list has {len(given)} entries for {contexts} context(s): {given}; give one per context"
+            f"{argument} has {len(given)} entries for {contexts} context(s): {given}; give one per context"
         )
     for i, share in enumerate(given):
         if isinstance(share, bool) or (
             not isinstance(share, (int, float, Fraction)) and not hasattr(share, "__float__")
         ):
-            raise SliceError(f"work_load_list[{i}] is {share!r}; give positive finite numbers")
+            raise SliceError(f"{argument}[{i}] is {share!r}; give positive finite numbers")
         if not math.isfinite(float(share)) or float(share) <= 0:
-            raise SliceError(f"work_load_list[{i}] is {share!r}; give positive finite numbers")
+            raise SliceError(f"{argument}[{i}] is {share!r}; give positive finite numbers")
     return tuple(float(share) for share in given)
 
 

@@ -248,9 +248,9 @@ def _flat_shapes(
 ) -> BatchShapes:
     provided = getattr(batch, "provide_data", None)
     data = described(batch.data, provided, bound and bound.data, data_names, "data", group)
-    label = getattr(batch, "label", None)
-    if label:
-        provided = getattr(batch, "provide_label", None)
+    label, provided = getattr(batch, "label", None), getattr(batch, "provide_label", None)
+    # Labels without a name anywhere are for a metric alone.
+    if label and (provided or label_names or (bound and bound.label)):
         labels = described(label, provided, bound and bound.label, label_names, "label", group)
         return parse(data_names, [desc.name for desc in labels], data, labels)
     return parse(data_names, [], data, None)

@@ -71,8 +71,9 @@ def fitting(
         raise ShapeError(f"the batch has data for {len(batch.data)} contexts and the module has {count}; {BOTH_FORMS}")
     data, descs = _side(batch.data, _provided(batch, "data"), shapes.data, group, data_names, "data")
     label = getattr(batch, "label", None)
-    labels, label_descs = None, None
-    if label and not all(entry is None or len(entry) == 0 for entry in label):
+    labels, label_descs = label, None
+    named = bool(label_names or shapes.label or getattr(batch, "provide_label", None))
+    if label and named and not all(entry is None or len(entry) == 0 for entry in label):
         if not is_cut(label, "label"):
             raise ShapeError(f"the batch has data for each context and one list of labels for all; {BOTH_FORMS}")
         if len(label) != len(batch.data):
@@ -196,7 +197,7 @@ def fitting_list(batches: list[Any], group: Any) -> tuple[list[Any], BatchShapes
                     "label",
                     group,
                 )
-                if label
+                if label and (getattr(batch, "provide_label", None) or label_bound or group.label_names)
                 else None
             )
         except ShapeError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from bucketlab._engine import mx
@@ -14,7 +14,7 @@ from bucketlab.failures import tell
 from bucketlab.module import batches
 from bucketlab.module.base import BaseModule, _check_input_names, check_metric, read_params, read_symbol
 from bucketlab.module.values import fill, write, zeros_like
-from bucketlab.requests import as_params, check_params, contexts_of
+from bucketlab.requests import as_params, check_params, contexts_of, names_of
 from bucketlab.shapes import BatchShapes, parse
 from bucketlab.slicing import SliceReport, check_workload
 from bucketlab.training.exchange import open_exchange
@@ -76,8 +76,9 @@ class Module(BaseModule):
         if not isinstance(symbol, mx.sym.Symbol):
             raise TypeError(f"symbol is {type(symbol).__name__}; expected an mx.sym.Symbol")
         self._context = contexts_of(context)
-        self._work_load_list = [1] * len(self._context) if work_load_list is None else list(work_load_list)
-        check_workload(self._work_load_list, len(self._context))
+        shares = [1] * len(self._context) if work_load_list is None else work_load_list
+        check_workload(shares, len(self._context))
+        self._work_load_list = list(shares)
         self._options = {
             name: value
             for name, value, usual in (("split", split, "balanced"), ("working_memory", working_memory, "shared"))
@@ -806,15 +807,6 @@ class _Keeper:
     def __init__(self, group: DataParallelExecutorGroup):
         self.contexts = group.contexts
         self._memory = group._memory.without_executors()
-
-
-def names_of(argument: str, given: Any) -> list[str]:
-    """Names as a list. Raises TypeError for other things, a single string among them: it would be taken by letters."""
-    if isinstance(given, str):
-        raise TypeError(f"{argument} is {given!r}; give a list of names, such as [{given!r}]")
-    if given is not None and not isinstance(given, Iterable):
-        raise TypeError(f"{argument} is {given!r}; give a list of names, such as ['data']")
-    return list(given or [])
 
 
 def _copies(arrays: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import bucketlab as bl
 from bucketlab import mx
 from kinds import (
     CLASSES,
+    LABEL,
     WIDTH,
     assert_equal,
     batch,
@@ -242,6 +243,34 @@ def test_several_outputs_are_predicted_each_by_its_own_rows():
     for found in results:
         np.testing.assert_array_equal(found[0].asnumpy(), 2 * np.arange(18).reshape(6, 3))
         np.testing.assert_array_equal(found[1].asnumpy(), np.arange(18).reshape(18, 1))
+
+
+@pytest.mark.filterwarnings("ignore:label_")
+@every_kind
+@every_number_of_contexts
+@pytest.mark.parametrize("named", [LABEL, None])
+def test_a_network_without_labels_can_be_scored_with_some(kind, contexts, named):
+    """It was bound for data alone: the metric sees the labels of the batch all the same."""
+    if kind == "SequentialModule" and named is None:
+        named = LABEL
+    net = mx.sym.softmax(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=CLASSES, name="fc"))
+    module, twin = make(kind, net, contexts, label=named), bound("Module")
+    labels = shapes()[1] if kind == "SequentialModule" else None
+    module.bind(shapes()[0], labels, for_training=False)
+    module.init_params(arg_params={name: mx.nd.array(value) for name, value in values(twin).items()})
+    for size in (4, 3, 5):
+        # Labels that nothing says the name of, too.
+        found = module.score(keyed(iterator(size=size)), "acc")
+        assert found == twin.score(keyed(iterator(size=size)), "acc")
+    if contexts == 2 and kind == "Module":
+        first, second = batch(2, seed=1), batch(3, seed=2)
+        labels = [first.label, second.label]
+        metric, nested = mx.metric.create("acc"), mx.io.DataBatch([first.data, second.data], labels)
+        module.forward(nested)
+        module.update_metric(metric, labels)
+        module.forward([mx.io.DataBatch(one.data, one.label) for one in (first, second)])
+        module.update_metric(metric, labels, pre_sliced=True)
+        assert metric.num_inst == 10
 
 
 def test_labels_that_a_module_was_not_bound_with_are_learnt_all_the_same():

@@ -62,6 +62,43 @@ def test_a_workload_that_cannot_be_is_refused_when_the_module_is_made(workload):
         bl.Module(symbol(), context=CONTEXTS[:2], work_load_list=workload).bind(*shapes(4))
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"symbol": 3}, ["symbol is int"]),
+        ({"workload": [1]}, ["workload has 1 entries", "2 context(s)"]),
+        ({"workload": [1, 0]}, ["workload[1] is 0"]),
+        ({"workload": None}, ["workload is None"]),
+        ({"data_shapes": 3}, ["data_shapes is 3"]),
+        ({"data_shapes": []}, ["data_shapes is empty"]),
+        ({"label_shapes": 3}, ["label_shapes is 3"]),
+        ({"param_names": None}, ["param_names is None"]),
+        ({"param_names": "fc_weight"}, ["param_names is 'fc_weight'"]),
+        ({"state_names": 3}, ["state_names is 3"]),
+        ({"state_names": ["none"]}, ["state_names has 'none'"]),
+        ({"fixed_param_names": "fc_weight"}, ["fixed_param_names is 'fc_weight'"]),
+        ({"grad_req": 3}, ["grad_req is 3"]),
+        ({"group2ctxs": 3}, ["group2ctxs is int"]),
+        ({"shared_group": 3}, ["shared_group is a int"]),
+    ],
+)
+def test_what_a_group_cannot_be_made_of_is_named(given, words):
+    data, label = shapes()
+    usual = {
+        "symbol": symbol(),
+        "contexts": CONTEXTS[:2],
+        "workload": [1, 1],
+        "data_shapes": data,
+        "label_shapes": label,
+        "param_names": list(start()),
+        "for_training": True,
+        "inputs_need_grad": False,
+    }
+    assert bl.DataParallelExecutorGroup(**usual).batch_size == 4
+    with refused(*words, kind=(ValueError, TypeError)):
+        bl.DataParallelExecutorGroup(**{**usual, **given})
+
+
 @pytest.mark.parametrize("where", [None, 3, "cpu", [], ["cpu"], [mx.cpu(), None], [3]])
 @pytest.mark.parametrize("kind", ["Module", "BucketingModule", "MutableModule", "SVRGModule"])
 def test_what_is_no_context_is_refused(kind, where):
