@@ -122,7 +122,7 @@ def _arrays(source: Any) -> list[HeldArray]:
     if isinstance(source, NDArray):
         return _loose(["array"], [source])
     if any(hasattr(source, name) for name in ("_buckets", "_exec_group", "_modules", "_curr_module")):
-        return _once(_module(source, None))
+        return _once(_module(source, None, set()))
     if hasattr(source, "execs"):
         return _group(source, None)
     if hasattr(source, "arg_dict"):
@@ -184,14 +184,21 @@ def _inner(module: Any, bucket: Hashable) -> list[tuple[Hashable, Any]]:
     return [] if current is None else [(bucket, current)]
 
 
-def _module(module: Any, bucket: Hashable) -> list[HeldArray]:
+def _module(module: Any, bucket: Hashable, told: set[int]) -> list[HeldArray]:
+    """``told`` are what buckets have in common, by identity: what was read with one is not read with the others."""
+
+    def fresh(*shared: Any) -> list[Any]:
+        new = [one for one in shared if one and id(one) not in told]
+        told.update(map(id, new))
+        return new
+
     found: list[HeldArray] = []
     inner = _inner(module, bucket)
     for key, part in inner:
         if callable(getattr(part, "held_arrays", None)):
             found += [e if e.bucket is not None else _new_held((key, *e[1:])) for e in part.held_arrays()]
         else:
-            found += _module(part, key)
+            found += _module(part, key, told)
     if inner:
         return found
     group = getattr(module, "_exec_group", None)
@@ -205,17 +212,17 @@ def _module(module: Any, bucket: Hashable) -> list[HeldArray]:
     if callable(getattr(update, "held", None)):
         found += [
             HeldArray(None, i, contexts[i] if i < len(contexts) else "", role, name, array)
-            for role, name, i, array in update.held()
+            for one in fresh(update)
+            for role, name, i, array in one.held()
         ]
         updaters: tuple[Any, ...] = ()
     else:
         updaters = (getattr(module, "_updater", None), getattr(store, "_updater", None))
-    for updater in updaters:
+    for updater in fresh(*updaters):
         if isinstance(getattr(updater, "states", None), dict):
             found += _optimizer(updater, contexts, optimizer)
-    for host in (getattr(module, "_arg_params", None), getattr(module, "_aux_params", None)):
-        if host:
-            found += _loose(host.keys(), host.values(), "host")
+    for host in fresh(getattr(module, "_arg_params", None), getattr(module, "_aux_params", None)):
+        found += _loose(host.keys(), host.values(), "host")
     return found
 
 
