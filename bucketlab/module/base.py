@@ -53,10 +53,17 @@ def metric_of(given: Any) -> Any:
         raise ValueError(f"eval_metric is {given!r}: {error}") from None
 
 
-def check_metric(given: Any) -> None:
-    """Refuse what is no metric, where one is needed as it is."""
+def check_metric(given: Any, outputs: Sequence[str] = (), labels: Sequence[str] = ()) -> None:
+    """Refuse what is no metric, where one is needed as it is, and one for other than these outputs and labels."""
     if not isinstance(given, mx.metric.EvalMetric) and not hasattr(given, "update_dict"):
         raise TypeError(f"eval_metric is {given!r}; expected an mx.metric.EvalMetric, such as mx.metric.create('acc')")
+    for one in getattr(given, "metrics", None) or [given]:
+        for argument, known in (("output_names", outputs), ("label_names", labels)):
+            unknown = [name for name in getattr(one, argument, None) or () if known and name not in known]
+            if unknown:
+                raise ValueError(
+                    f"eval_metric {getattr(one, 'name', one)!r} has {argument} {unknown}; there are {list(known)}"
+                )
 
 
 def check_data(argument: str, data: Any, *needed: str) -> None:

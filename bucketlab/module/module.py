@@ -720,8 +720,8 @@ class Module(BaseModule):
             self._require("update_metric()")
         try:
             self._exec_group.update_metric(eval_metric, labels, pre_sliced)
-        except AttributeError:
-            check_metric(eval_metric)
+        except (AttributeError, KeyError):
+            check_metric(eval_metric, self._output_names, self._exec_group._read.labels_on(0))
             raise
         if self._observer is not None:
             self._notify("metric", eval_metric)

@@ -176,6 +176,23 @@ def test_what_is_no_metric_is_named(kind, wrong):
 
 
 @every_kind
+@every_number_of_contexts
+def test_a_metric_for_other_outputs_or_labels_is_told_which_there_are(kind, contexts):
+    module = bound(kind, contexts=contexts)
+    module.forward(batch(), is_train=False)
+    for outputs, labels, words in (
+        (["softmax"], LABEL, ["output_names ['softmax']", "['softmax_output']"]),
+        (["softmax_output"], ["label"], ["label_names ['label']", "['softmax_label']"]),
+    ):
+        metric = mx.metric.Accuracy(output_names=outputs, label_names=labels)
+        for given in (metric, mx.metric.CompositeEvalMetric([metric])):
+            with refused("'accuracy'", *words, kind=ValueError):
+                module.update_metric(given, batch().label)
+            with refused("'accuracy'", *words, kind=ValueError):
+                module.score(keyed(iterator()), given)
+
+
+@every_kind
 def test_an_iterator_that_yields_nothing_is_said_to(kind):
     module, empty = ready(kind), Batches([batch()])
     empty.reset = lambda: None
