@@ -329,19 +329,26 @@ def bind(
     grad_req: Mapping[str, str],
     group2ctx: Mapping[str, Any] | None = None,
     pool: Any = None,
+    sums: dict[ArrayNeed, Any] | None = None,
 ) -> Any:
     """An executor on the shared arrays of ``memory``, which grow by what is new.
 
-    ``pool`` is the executor whose working memory it borrows; without one it gets its own.
+    ``pool`` is the executor whose working memory it borrows; without one it gets its own. ``sums`` are gradients of
+    inputs that add up, by shape; new ones are put there.
     """
+    sums = {} if sums is None else sums
     memory.params.ensure(needs.params)
     arrays = {spec.name: memory.params.weights[spec.name] for spec in needs.params}
     grads = {spec.name: memory.params.grads[spec.name] for spec in needs.params if spec.trains}
     arrays.update({need.name: _shared(memory.inputs, need) for need in needs.inputs})
     for need in needs.input_grads:
-        # Gradients that add up belong to their executor: another shape's sums must not run into them.
-        own = grad_req[need.name] == "add"
-        grads[need.name] = _fresh(need) if own else _shared(memory.input_grads, need)
+        # Gradients that add up belong to their shape: the sums of others must not run into them.
+        if grad_req[need.name] != "add":
+            grads[need.name] = _shared(memory.input_grads, need)
+        elif need in sums:
+            grads[need.name] = sums[need]
+        else:
+            grads[need.name] = sums[need] = _fresh(need)
     for need in needs.aux:
         if need.name not in memory.aux:
             memory.aux[need.name] = _fresh(need)

@@ -133,6 +133,8 @@ class DataParallelExecutorGroup:
         self._bounds = BoundTable()
         # What each context was bound to last: data and label descriptions.
         self._parts: dict[int, Any] = {}
+        # Gradients of inputs that add up, for every shape: executors come and go, what was added up stays.
+        self._sums: list[dict[binding.ArrayNeed, Any]] = [{} for _ in self.contexts]
         self._averages: tuple[AveragingLoss, ...] | None = None
         self._monitors: list[Any] = []
         self._callbacks: list[tuple[Any, bool] | None] = [None] * len(self.contexts)
@@ -247,6 +249,7 @@ class DataParallelExecutorGroup:
     ) -> dict[int, Any]:
         """The executors; where the engine refuses to make them, what does not fit is said by name."""
         before = [(memory, dict(memory.inputs), dict(memory.input_grads)) for memory in self._memory.contexts]
+        sums = [dict(of_context) for of_context in self._sums]
         try:
             for one in unchecked:
                 binding.check_known(self.symbol, one)
@@ -255,6 +258,7 @@ class DataParallelExecutorGroup:
             error = refused
         for memory, inputs, input_grads in before:
             memory.inputs, memory.input_grads = inputs, input_grads
+        self._sums = sums
         for i, part in parts.items():
             self._requirements(i, *part)
         raise error
@@ -322,9 +326,8 @@ class DataParallelExecutorGroup:
 
     def _bind_one(self, i: int, need: binding.Requirements, shared: bool) -> Any:
         memory = self._memory.contexts[i]
-        return binding.bind(
-            self.symbol, memory, need, self.grad_req, self.group2ctxs[i], memory.pool if shared else None
-        )
+        pool = memory.pool if shared else None
+        return binding.bind(self.symbol, memory, need, self.grad_req, self.group2ctxs[i], pool, self._sums[i])
 
     def _bind_ith_exec(self, i: int, data_shapes: Any, label_shapes: Any, shared_group: Any) -> Any:
         """A new executor of context ``i`` for shapes that are cut already."""
@@ -831,6 +834,8 @@ class DataParallelExecutorGroup:
             gradients = {name: array for name, array in gradients.items() if array is not None}
             of_gradients = ["gradient" if roles.get(name) == "parameter" else "input_gradient" for name in gradients]
             yield from held(None, i, where, of_gradients, gradients, gradients.values())
+            others = [(need.name, a) for need, a in self._sums[i].items() if a is not gradients.get(need.name)]
+            yield from held(None, i, where, repeat("input_gradient"), *zip(*others)) if others else ()
             if self._memory.arenas and self._memory.arenas[i].buffer is not None:
                 yield HeldArray(None, i, where, "pool", "arena", self._memory.arenas[i].buffer)
             yield from held(None, i, where, repeat("auxiliary"), aux, aux.values())

@@ -171,6 +171,7 @@ class RehearsedGroup(DataParallelExecutorGroup):
     def enter(self, memory: RehearsedMemory) -> None:
         self.__dict__.pop("_bound", None)
         self._bounds, self._parts, self._memory = BoundTable(), {}, memory
+        self._sums = [{} for _ in memory.contexts]
         memory.groups.add(self)
 
     def run(self, shapes: BatchShapes) -> bool:
@@ -216,8 +217,10 @@ class RehearsedGroup(DataParallelExecutorGroup):
         memory.params.ensure(need.params)
         arrays = [_shared(memory.inputs, one) for one in need.inputs]
         for one in need.input_grads:
-            own = self.grad_req[one.name] == "add"
-            arrays.append(Promise(one, gradient=True) if own else _shared(memory.input_grads, one, gradient=True))
+            if self.grad_req[one.name] == "add":
+                arrays.append(self._sums[i].setdefault(one, Promise(one, gradient=True)))
+            else:
+                arrays.append(_shared(memory.input_grads, one, gradient=True))
         for one in need.aux:
             memory.aux.setdefault(one.name, Promise(one))
         draft = self._drafts.get(self, i, need)
@@ -290,12 +293,13 @@ class Held:
 
 def held(memory: RehearsedMemory, groups: Iterable[RehearsedGroup]) -> Held:
     """All that is alive: what the memory keeps, and what executors keep of what it had before."""
-    names = [str(one.context) for one in memory.contexts]
+    names, groups = [str(one.context) for one in memory.contexts], list(groups)
     executors = {id(executor): (i, executor) for group in groups for i, executor in group.bound_executors()}
     executors.update((id(one.pool), (i, one.pool)) for i, one in enumerate(memory.contexts) if one.pool is not None)
     blocks = {id(block): block for _, executor in executors.values() for block in (*executor.blocks, *executor.pool)}
     blocks.update((id(arena.block), arena.block) for arena in memory.arenas)  # type: ignore[attr-defined]
     arrays = {id(array): array for _, executor in executors.values() for array in executor.arrays}
+    arrays.update((id(array), array) for group in groups for sums in group._sums for array in sums.values())
     for one in memory.contexts:
         for array in (*one.inputs.values(), *one.input_grads.values(), *one.aux.values()):
             arrays.setdefault(id(array), array)

@@ -171,6 +171,30 @@ def test_a_deleted_default_bucket_is_still_the_one_that_others_share_with(tmp_pa
         np.testing.assert_array_equal(loaded.get_params()[0][name].asnumpy(), value, err_msg=name)
 
 
+@pytest.mark.parametrize("between", ["a hungrier bucket", "a release", "a limit", "nothing"])
+def test_gradients_of_inputs_that_add_up_outlive_the_executors(between):
+    symbol = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc")
+    module = bl.BucketingModule(lambda key: (symbol, ("data",), None), 0)
+    module.bind([("data", (2, 3))], inputs_need_grad=True, grad_req="add")
+    module.init_params(mx.init.One())
+
+    def run(key, rows, head):
+        given = mx.io.DataBatch([mx.nd.ones((rows, 3))], bucket_key=key, provide_data=[("data", (rows, 3))])
+        module.forward(given, is_train=True)
+        module.backward([mx.nd.full((rows, 2), head)])
+
+    run(0, 2, 1)
+    if between == "a hungrier bucket":
+        run(1, 50, 7)
+    elif between == "a release":
+        module.release(0)
+    elif between == "a limit":
+        run(1, 2, 7)
+        module.limit(buckets=1)
+    run(0, 2, 10)
+    np.testing.assert_array_equal(module.get_input_grads()[0].asnumpy(), np.full((2, 3), 22))
+
+
 def test_backward_of_a_bucket_that_was_overrun_is_refused():
     module = bound(8)
     train(module, [8, 3])
