@@ -193,7 +193,8 @@ def memory(*sources: Any, process: bool = False, **named: Any) -> Ledger:
     """Where the bytes of modules, executor groups, executors and arrays are; nothing is allocated, written or
     awaited.
 
-    ``process=True`` adds the heap and the resident size of the process, which differ from run to run. The
+    Without sources it is of every array and executor that is alive in Python: what still holds memory after a module
+    was dropped. ``process=True`` adds the heap and the resident size of the process, which differ from run to run. The
     engine's own counters stand beside the sums when ``bucketlab.memory.counters.start()`` was called before
     the arrays were made.
 

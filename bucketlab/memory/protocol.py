@@ -8,6 +8,7 @@ this file.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby, repeat
@@ -69,12 +70,15 @@ def collect(*sources: Any, **named: Any) -> tuple[list[HeldArray], list[HeldPool
     """The arrays and the working pools that the sources hold, in a fixed order; nothing is read or waited
     for.
 
+    Without sources: every NDArray and every executor that is alive in Python, named as a dict that holds it does.
     With several sources the buckets of each carry its name (the keyword, else its position) so that they stay
     apart. Raises TypeError for a source that holds nothing that can be read.
 
     >>> collect(mx.nd.zeros((2,)))[0][0].role
     'other'
     """
+    if not sources and not named:
+        return _alive()
     labelled = [(f"source {i}", source) for i, source in enumerate(sources)] + list(named.items())
     arrays: list[HeldArray] = []
     pools: list[HeldPool] = []
@@ -89,6 +93,23 @@ def collect(*sources: Any, **named: Any) -> tuple[list[HeldArray], list[HeldPool
         arrays += found
         pools += working
     return arrays, pools
+
+
+def _alive() -> tuple[list[HeldArray], list[HeldPool]]:
+    """What Python's garbage collector knows of, whoever holds it; what the engine holds alone is not among it."""
+    everything = gc.get_objects()
+    arrays = [one for one in everything if isinstance(one, NDArray)]
+    executors = [one for one in everything if isinstance(one, mx.executor.Executor)]
+    del everything
+    places = {id(array): at for at, array in enumerate(arrays)}
+    names = ["array"] * len(arrays)
+    for holder in gc.get_referrers(*arrays) if arrays else ():
+        for name, value in list(holder.items()) if type(holder) is dict else ():
+            at = places.get(id(value))
+            if at is not None and isinstance(name, str) and names[at] == "array":
+                names[at] = name
+    pools = [HeldPool(None, 0, str(executor._ctx), executor) for executor in executors]
+    return _loose(names, arrays), pools
 
 
 def held(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 
 import numpy as np
@@ -188,6 +189,25 @@ def test_a_module_measures_the_process_beside_its_own_bytes(kind):
     book = module.memory(process=True)
     assert book.process.resident > 10_000_000
     assert book.process.arrays == book.allocated > 0
+
+
+def test_without_sources_it_is_of_all_that_still_holds_memory():
+    def alive():
+        gc.collect()
+        return [(record.name, record.bytes) for record in memory().snapshot.records if record.role != "pool"]
+
+    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2003), name="softmax")
+    module = bl.Module(symbol)
+    module.bind([("data", (4, 3))], [("softmax_label", (4,))])
+    module.init_params()
+    module.forward(mx.io.DataBatch([mx.nd.ones((4, 3))], None), is_train=False)
+    left = {"what_was_kept": module.get_outputs()[0]}
+    assert 4 * 2003 in [size for _, size in alive()]
+    del module
+    assert [size for _, size in alive() if size % 2003 == 0 and size] == [4 * 4 * 2003]
+    assert ("what_was_kept", 4 * 4 * 2003) in alive()
+    left.clear()
+    assert not [size for _, size in alive() if size % 2003 == 0 and size]
 
 
 def test_plain_data_survives_json(run):
