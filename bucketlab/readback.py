@@ -6,6 +6,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from bucketlab.bound import BoundShapes
 from bucketlab.errors import DescriptionError, ShapeError
 from bucketlab.feeding import NDArray, as_array, is_array
@@ -77,6 +79,8 @@ class Readback:
         if self._whole and not self.pad:
             return [parts[0].copy() for parts in bound.context_outputs]
         valid = [self.valid_rows(i) for i in bound.active]
+        if not any(rows is None or rows for rows in valid):
+            raise ShapeError(f"the batch has pad {self.pad}, and no more rows than that: there is none to predict")
         results: list[Any] = []
         for k, parts in enumerate(bound.context_outputs):
             kept = [
@@ -146,6 +150,8 @@ class Readback:
         parts = self.bound.parts
         if not self.pad or not parts:
             return None
+        if not isinstance(self.pad, (int, np.integer)) or self.pad < 0:
+            raise DescriptionError(f"the batch's pad is {self.pad!r}; expected a number of rows")
         part = parts[i]
         rows = part.stop - part.start
         if self.pads is not None:

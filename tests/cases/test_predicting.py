@@ -72,6 +72,23 @@ def test_padding_is_in_no_prediction_and_in_no_score(kind, contexts):
 
 
 @every_kind
+@every_number_of_contexts
+def test_padding_is_a_number_of_rows_and_leaves_some(kind, contexts):
+    module = bound(kind, contexts=contexts)
+    assert module.predict(Batches([batch(pad=np.int64(3))])).shape == (1, CLASSES)
+    for pad in (4, 5):
+        with refused(f"pad {pad}", kind=ValueError):
+            module.predict(Batches([batch(pad=pad)]))
+    for pad in ("x", 1.5, -1):
+        for call in (module.predict, lambda source: module.score(source, "acc")):
+            with refused("pad is", repr(pad), kind=(ValueError, TypeError)):
+                call(Batches([batch(pad=pad)]))
+    metric = mx.metric.create("acc")
+    module.score(Batches([batch(pad=4), batch(pad=1)]), metric)
+    assert metric.num_inst == 3
+
+
+@every_kind
 def test_what_iter_predict_gave_stays_what_it_was(kind):
     module, twin = bound(kind), bound("Module")
     kept = [(outputs[0], given) for outputs, _, given in module.iter_predict(keyed(iterator(8)))]
@@ -217,7 +234,7 @@ def test_labels_may_be_absent_in_any_form(kind, shown):
     assert list(data.provide_label) == []
     assert module.predict(keyed(data)).shape == (7, 2)
     assert not module.label_shapes
-    for label in ([], None, [None]):
+    for label in ([], None, [None], [0]):
         for rows in (3, 2):
             module.forward(batch(rows, label=label, provide_label=shown), is_train=False)
             assert module.get_outputs()[0].shape == (rows, 2)
