@@ -635,10 +635,11 @@ class DataParallelExecutorGroup:
                     mean.copyto(array)
 
     def backward(self, out_grads: Any = None) -> None:
-        """Gradients of the last training batch. ``out_grads``: one array for each output that is no loss.
+        """Gradients of the last training batch. ``out_grads``: one array for each output, in their order.
 
-        Raises NotReadyError without a forward pass for training, StaleError when another bucket or shape has run in the
-        same working memory since, ValueError naming out_grads when a network without a loss gets none.
+        Losses, and outputs that pass no gradient on, need none and may be left out at the end. Raises NotReadyError
+        without a forward pass for training, StaleError when another bucket or shape has run in the same working memory
+        since, ValueError naming out_grads when one is missing for an output that is no loss.
         """
         if not self.for_training:
             raise NotReadyError("backward() needs executors for training; bind with for_training=True")
@@ -649,19 +650,21 @@ class DataParallelExecutorGroup:
             )
         without = out_grads is None or (isinstance(out_grads, (list, tuple)) and not out_grads)
         heads = [] if without else self._read.cut_out_grads(out_grads)
-        if bound.rests:
-            self._rest_gradients()
-        if without:
-            try:
+        try:
+            if without:
                 bound.backward_program.run()
-            except mx.base.MXNetError as error:
-                raise ValueError(
-                    f"backward() of a network without a loss layer needs out_grads, one array for each of its outputs "
-                    f"{self.output_names}: {binding.last_line(error)}"
-                ) from None
-        else:
             for i, grads in zip(bound.active, heads):
                 bound.execs[i].backward(out_grads=grads)
+        except mx.base.MXNetError as error:
+            missing = self.output_names[len(heads[0]) if heads else 0 :]
+            if not missing:
+                raise
+            raise ValueError(
+                f"backward() needs out_grads for outputs that are no loss, one array for each, and has none for "
+                f"{missing}: {binding.last_line(error)}"
+            ) from None
+        if bound.rests:
+            self._rest_gradients()
         self._memory.graded = bound
         if bound.rests:
             # Some operators, BatchNorm among them, update their running statistics in the backward pass.

@@ -33,11 +33,11 @@ def fitting(
         return batch, None
     if not data:
         raise ShapeError(f"the batch has no data arrays; expected {list(data_names)}")
-    if label and all(one is None for one in label):
+    shapes = group._bound.shapes
+    if label and (all(one is None for one in label) or _fills_a_place(label, shapes, group, label_names)):
         batch, label = _with(batch, data, None), None
     if cut.is_cut(data, "data"):
         return cut.fitting(batch, group, data_names, label_names, labels_too)
-    shapes = group._bound.shapes
     _check_arrays("data", data, data_names)
     _check_arrays("label", label or (), label_names)
     if shapes.per_context:
@@ -157,6 +157,12 @@ def _with(batch: Any, data: Any, label: Any) -> Any:
     made.provide_data = getattr(batch, "provide_data", None)
     made.provide_label = getattr(batch, "provide_label", None) if label else None
     return made
+
+
+def _fills_a_place(label: Sequence[Any], shapes: BatchShapes, group: Any, label_names: Sequence[str]) -> bool:
+    """Whether labels are no arrays, such as ``[0]``, and the network has no use for any."""
+    unused = shapes.label is None and not set(label_names) & set(group.arg_names)
+    return unused and not any(is_array(one) or isinstance(one, (list, tuple)) for one in label)
 
 
 def _check_arrays(kind: str, arrays: Sequence[Any], names: Sequence[str]) -> None:

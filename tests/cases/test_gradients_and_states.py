@@ -71,6 +71,27 @@ def test_gradients_from_outside_are_needed_where_there_is_no_loss(kind, contexts
 
 @every_kind
 @every_number_of_contexts
+def test_outputs_that_need_no_gradient_may_be_left_out_at_the_end(kind, contexts):
+    """A critic's value, say, comes with what its actions are drawn from, and only the value learns."""
+    data = mx.sym.Variable("data")
+    net = mx.sym.Group([data * 2, data * 3, mx.sym.MakeLoss(data * 4), mx.sym.BlockGrad(data * 7)])
+    module = make(kind, net, contexts, label=None)
+    module.bind([("data", (5, 3))], inputs_need_grad=True)
+    module.init_params()
+    if kind == "SVRGModule":
+        inner(module)._mod_aux.init_params()
+    ones = mx.nd.ones((5, 3))
+    module.forward(given(ones), is_train=True)
+    for missing in (None, [ones]):
+        with refused("out_grads", "no loss", kind=ValueError):
+            module.backward(missing)
+    for heads in ([ones, ones * 10], [ones, ones * 10, ones], [ones, ones * 10, ones, ones]):
+        module.backward(heads)
+        np.testing.assert_array_equal(module.get_input_grads()[0].asnumpy(), np.full((5, 3), 2 + 30 + 4))
+
+
+@every_kind
+@every_number_of_contexts
 def test_outputs_with_an_entry_for_every_step_are_cut_by_rows(kind, contexts):
     """A language model's outputs have rows times steps entries."""
     flat = mx.sym.Reshape(mx.sym.Variable("data"), shape=(-1, 2))
