@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import random as shuffles
 import re
 
 import numpy as np
@@ -347,5 +348,66 @@ def test_buckets_in_fit_and_score():
         made.fit(data, num_epoch=2, initializer=mx.init.Xavier(), optimizer="adam", kvstore="device")
         data.reset()
         return {**values(made), "score": np.array([value for _, value in made.score(data, ["acc", "ce"])])}
+
+    side_by_side(run)
+
+
+@pytest.mark.parametrize("layout", ["NT", "TN"])
+def test_a_language_model_over_an_iterator_for_buckets(layout):
+    random = np.random.RandomState(0)
+    sentences_of_words = [random.randint(1, 9, random.choice([3, 4, 7, 8])).tolist() for _ in range(60)]
+
+    def model(length):
+        cell = mx.rnn.GRUCell(6, prefix="l0_")
+        embedded = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=9, output_dim=4, name="embed")
+        outputs, _ = cell.unroll(length, embedded, layout=layout + "C", merge_outputs=True)
+        scores = mx.sym.FullyConnected(mx.sym.Reshape(outputs, shape=(-1, 6)), num_hidden=9, name="fc")
+        label = mx.sym.Reshape(mx.sym.Variable("softmax_label"), shape=(-1,))
+        return mx.sym.SoftmaxOutput(scores, label, name="softmax"), ["data"], ["softmax_label"]
+
+    def run(library):
+        shuffles.seed(1)
+        seed()
+        data = mx.rnn.BucketSentenceIter(sentences_of_words, 6, [4, 8], invalid_label=0, layout=layout)
+        made = library.BucketingModule(model, data.default_bucket_key, context=CONTEXTS[:2])
+        metric = mx.metric.Perplexity(ignore_label=0)
+        made.fit(
+            data,
+            eval_data=data,
+            eval_metric=metric,
+            num_epoch=2,
+            optimizer="adam",
+            optimizer_params={"learning_rate": 0.02, "lr_scheduler": mx.lr_scheduler.FactorScheduler(3, 0.9)},
+            initializer=mx.init.Xavier(),
+        )
+        return {**values(made), "perplexity": np.array(metric.get()[1])}
+
+    side_by_side(run)
+
+
+@pytest.mark.parametrize("buckets", [False, True])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_fit_asks_for_the_rows_of_sparse_parameters(buckets):
+    def model(length):
+        weight = mx.sym.Variable("embed_weight", stype="row_sparse")
+        embedded = mx.sym.contrib.SparseEmbedding(mx.sym.Variable("data"), weight, input_dim=9, output_dim=4)
+        scores = mx.sym.FullyConnected(mx.sym.mean(embedded, axis=1), num_hidden=CLASSES, name="fc")
+        return mx.sym.SoftmaxOutput(scores, name="softmax"), ["data"], ["softmax_label"]
+
+    some = [given for given in sequences() if buckets or given.bucket_key == 5]
+    data = Batches(some, [("data", (ROWS, 5))], [("softmax_label", (ROWS,))])
+
+    def run(library):
+        where = {"context": CONTEXTS[:2]}
+        made = library.BucketingModule(model, 5, **where) if buckets else library.Module(*model(5), **where)
+        data.reset()
+        seed()
+        made.fit(
+            data,
+            num_epoch=2,
+            initializer=mx.init.Uniform(0.3),
+            sparse_row_id_fn=lambda given: {"embed_weight": given.data[0].reshape((-1,))},
+        )
+        return values(made)
 
     side_by_side(run)
