@@ -52,11 +52,26 @@ def described(
         like = [DataDesc(name, array.shape) for name, array in zip(names, arrays)]
     else:
         raise ShapeError(f"the batch has {len(arrays)} {kind} array(s); expected {list(names)}")
+    found = [DataDesc(desc.name, tuple(array.shape), desc.dtype, desc.layout) for desc, array in zip(like, arrays)]
+    return _typed(found, group)
+
+
+def _typed(descs: Sequence[Any], group: Any) -> list[Any]:
+    """Descriptions with the types that the group has for their names."""
     table = group.execs[0].arg_dict
-    types = [np.dtype(table[desc.name].dtype).type if desc.name in table else desc.dtype for desc in like]
-    return [
-        DataDesc(desc.name, tuple(array.shape), dtype, desc.layout) for desc, array, dtype in zip(like, arrays, types)
-    ]
+    types = [np.dtype(table[desc.name].dtype).type if desc.name in table else desc.dtype for desc in descs]
+    return [DataDesc(desc.name, desc.shape, dtype, desc.layout) for desc, dtype in zip(descs, types)]
+
+
+def as_bound(shapes: BatchShapes, group: Any) -> BatchShapes:
+    """Shapes with the types that are bound: arrays of other types are converted when they are fed."""
+
+    def typed(side: Any) -> Any:
+        if side is None:
+            return None
+        return tuple(tuple(_typed(one, group)) for one in side) if shapes.per_context else tuple(_typed(side, group))
+
+    return BatchShapes(typed(shapes.data), typed(shapes.label), shapes.per_context)
 
 
 def fitting(

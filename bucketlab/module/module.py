@@ -13,6 +13,7 @@ from bucketlab.executor_group import DataParallelExecutorGroup
 from bucketlab.failures import tell
 from bucketlab.module import batches
 from bucketlab.module.base import BaseModule, _check_input_names, check_metric, read_params, read_symbol
+from bucketlab.module.cut import as_bound
 from bucketlab.module.values import fill, write, zeros_like
 from bucketlab.requests import as_params, check_params, contexts_of, names_of
 from bucketlab.shapes import BatchShapes, parse
@@ -337,10 +338,12 @@ class Module(BaseModule):
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
         """Take batches of other shapes from now on, with the same parameters. Seen shapes are not bound again.
 
+        Types stay as they were at bind; arrays of other types are converted when they are fed.
         Raises ShapeError or SliceError and leaves the module as it was.
         """
         self._require("reshape()", params=False)
-        self._reshape(parse(self._data_names, self._label_names, data_shapes, label_shapes, len(self._context)))
+        shapes = parse(self._data_names, self._label_names, data_shapes, label_shapes, len(self._context))
+        self._reshape(as_bound(shapes, self._exec_group))
 
     def _reshape(self, shapes: BatchShapes) -> None:
         self._exec_group.reshape(shapes, None)

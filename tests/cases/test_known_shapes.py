@@ -103,6 +103,18 @@ def test_batches_of_other_types_are_converted_whatever_their_rows(kind, contexts
     assert_equal(values(module), values(twin))
 
 
+@pytest.mark.parametrize("kind", ["Module", "SVRGModule"])
+@every_number_of_contexts
+def test_a_reshape_keeps_the_types_that_are_bound(kind, contexts):
+    module, twin = ready(kind, contexts=contexts), ready(kind, contexts=contexts)
+    for rows in (6, 4, 2):
+        module.reshape([Desc("data", (rows, WIDTH), np.float64)], [Desc("softmax_label", (rows,), np.int32)])
+        assert (module.data_shapes[0].dtype, module.label_shapes[0].dtype) == (np.float32, np.float32)
+        for each in (module, twin):
+            step(each, batch(rows))
+    assert_equal(values(module), values(twin))
+
+
 @every_kind
 @every_number_of_contexts
 def test_labels_come_and_go(kind, contexts):
