@@ -344,7 +344,7 @@ def _pools(source: Any, bucket: Hashable) -> list[HeldPool]:
         return []
     inner = _inner(source, bucket)
     if isinstance(source, (list, tuple)):
-        inner = [(bucket, part) for part in source]
+        inner = [(bucket, part) for part in source if not isinstance(part, NDArray)]
     elif isinstance(source, Mapping):
         inner = [(bucket, part) for part in source.values()]
     if inner:
