@@ -748,6 +748,8 @@ class Module(BaseModule):
         if self._update is None or not self._update_on_kvstore:
             warnings.warn("Parameters are not updated in a kvstore: sparse_row_id_fn is not needed", stacklevel=2)
             return
+        if not callable(sparse_row_id_fn):
+            raise TypeError(f"sparse_row_id_fn is {sparse_row_id_fn!r}; expected a function of the batch")
         row_ids = sparse_row_id_fn(data_batch)
         if not isinstance(row_ids, Mapping):
             raise TypeError(f"sparse_row_id_fn returned {type(row_ids).__name__}; expected a dict of name to row ids")

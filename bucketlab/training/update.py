@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bucketlab.errors import BucketlabError, NotReadyError, ShapeError
+from bucketlab.errors import DataError, NotReadyError, ShapeError
 from bucketlab.training.exchange import Exchange, Scratch, open_exchange
 from bucketlab.training.flat import FlatParameters
 from bucketlab.training.fused import FusedStep
@@ -238,7 +238,7 @@ class Update:
         held = self._on_kvstore
         for name, rows in row_ids.items():
             if name not in self._positions:
-                raise BucketlabError(f"row ids are given for {name!r}, which is not among the parameters")
+                raise DataError(f"row ids are given for {name!r}, which is not among the parameters")
             weights = [store.weights[name] for store in self._stores]
             if weights[0].stype != "row_sparse":
                 warnings.warn(f"{name!r} is not row_sparse; its row ids have no use", stacklevel=3)

@@ -203,6 +203,24 @@ def test_what_is_no_optimizer_leaves_none_behind(kind, given, words):
     assert module.optimizer_initialized
 
 
+def test_what_names_no_rows_of_sparse_parameters_is_told():
+    weight = mx.sym.Variable("rows", stype="row_sparse", init=mx.init.One())
+    embedded = mx.sym.Embedding(mx.sym.Variable("data"), weight=weight, input_dim=6, output_dim=3, sparse_grad=True)
+    scores = mx.sym.FullyConnected(embedded, num_hidden=CLASSES, name="fc")
+    module = bl.Module(mx.sym.SoftmaxOutput(scores, name="softmax"), context=CONTEXTS[:2])
+    module.bind(*shapes())
+    module.init_params(mx.init.One())
+    module.init_optimizer()
+    for wrong, words, error in (
+        (3, ["sparse_row_id_fn is 3"], TypeError),
+        (lambda given: 3, ["sparse_row_id_fn returned int"], TypeError),
+        (lambda given: {"none": mx.nd.zeros((1,))}, ["row ids", "'none'"], ValueError),
+    ):
+        with refused(*words, kind=error):
+            module.prepare(batch(), sparse_row_id_fn=wrong)
+    module.prepare(batch(), sparse_row_id_fn=lambda given: {"rows": mx.nd.array([0, 1])})
+
+
 @every_kind
 def test_what_is_no_initializer_is_refused(kind):
     module = make(kind)
