@@ -6,8 +6,10 @@ executor's blocks, which stay what they were at its bind, are read once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -36,11 +38,11 @@ class Named(NamedTuple):
 class Holdings:
     """Bytes by (context, role), each once, promised ones included; outputs count to the pool that holds them.
 
-    ``arrays`` are by where they lie: (context, address).
+    ``arrays`` counts arrays that have a place of their own by what a person knows of them, and the context.
     """
 
     roles: dict[tuple[str, str], int]
-    arrays: dict[tuple[str, int], Named]
+    arrays: Counter[tuple[str, Named]]
 
     @property
     def total(self) -> int:
@@ -64,12 +66,12 @@ class Reader:
         executors = {id(p.executor): p.executor for p in pools if getattr(p.executor, "_arena", None) is None}
         for context, size in self._distinct(list(executors.values())).values():
             roles[context, POOL] = roles.get((context, POOL), 0) + size
-        named = {
-            (record.context, record.address): Named(record.name, record.role, record.bytes)
-            for record in shown.records
-            if record.role != POOL
-        }
-        return Holdings(roles, named)
+        # Of what lies in one place, the largest. Where that is says nothing: promised memory has no address yet.
+        largest: dict[tuple[str, int], Named] = {}
+        for record in sorted(shown.records, key=attrgetter("bytes")):
+            if record.role != POOL:
+                largest[record.context, record.address] = Named(record.name, record.role, record.bytes)
+        return Holdings(roles, Counter((context, named) for (context, _), named in largest.items()))
 
     def _distinct(self, executors: Sequence[Any]) -> dict[int, tuple[str, int]]:
         """Context and bytes of every block, by the object that owns it; none where pools cannot be read."""

@@ -21,7 +21,6 @@ __all__ = ["Growth", "Timeline", "growth_of", "timeline"]
 _ARRAYS_NAMED = 5
 _OF_ALL = ("optimizer", "kvstore", "host")
 _OF_INPUTS = ("data", "label", "state", "other", REST)
-_OTHER = {"+": "-", "-": "+"}
 
 
 @dataclass(frozen=True)
@@ -152,15 +151,12 @@ def _without_shifts(changes: Iterable[ByteChange]) -> tuple[ByteChange, ...]:
 
 
 def _named(before: Holdings, after: Holdings) -> tuple[str, ...]:
-    """The largest arrays behind a change, each name once: those that lie where nothing lay, and the other way."""
+    """The largest arrays behind a change, each name once. What was only made anew, as large as before, is none."""
     sizes: dict[str, int] = {}
-    for sign, there, elsewhere in (("+", after.arrays, before.arrays), ("-", before.arrays, after.arrays)):
-        for place in there.keys() - elsewhere.keys():
-            name, role, size = there[place]
+    for sign, changed in (("+", after.arrays - before.arrays), ("-", before.arrays - after.arrays)):
+        for _, (name, role, size) in changed:
             label = f"{sign}{name} ({role.replace('_', ' ')})"
             sizes[label] = max(sizes.get(label, 0), size)
-    # What was only made anew, as large as before, explains nothing.
-    sizes = {label: size for label, size in sizes.items() if sizes.get(_OTHER[label[0]] + label[1:]) != size}
     return tuple(sorted(sizes, key=lambda label: (-sizes[label], label))[:_ARRAYS_NAMED])
 
 
