@@ -65,16 +65,16 @@ def page(result):
 
 class TestAsPythonDoes:
     def test_the_script_is_main(self, run, tmp_path, capsys):
-        (tmp_path / "beside.py").write_text("VALUE = 42", encoding="utf-8")
+        (tmp_path / "neighbour.py").write_text("VALUE = 42", encoding="utf-8")
         before = sys.argv[:], sys.path[:], sys.modules["__main__"]
         result = run(
             """
-            import os, pickle, sys, __main__, beside
+            import os, pickle, sys, __main__, neighbour
             class Mine: pass
             assert __name__ == "__main__" and __main__.Mine is Mine
             assert type(pickle.loads(pickle.dumps(Mine()))) is Mine
             assert os.path.isabs(__file__) and os.path.samefile(__file__, sys.argv[0])
-            print(sys.argv[1:], beside.VALUE, os.path.samefile(sys.path[0], os.path.dirname(__file__)))
+            print(sys.argv[1:], neighbour.VALUE, os.path.samefile(sys.path[0], os.path.dirname(__file__)))
             """,
             "--epochs",
             "3",
@@ -84,7 +84,7 @@ class TestAsPythonDoes:
         assert (result.status, result.failure, result.modules) == (0, None, ())
         assert before == (sys.argv[:], sys.path[:], sys.modules["__main__"])
         assert "bound no module" in page(result)
-        sys.modules.pop("beside")
+        sys.modules.pop("neighbour")
 
     @pytest.mark.parametrize(
         ("code", "status", "text"), [("", 0, ""), ("0", 0, ""), ("7", 7, ""), ("True", 1, ""), ("'bye'", 1, "bye\n")]
