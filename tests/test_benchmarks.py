@@ -18,7 +18,10 @@ SECTIONS = {
 }
 
 
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow if name == "memory" else ()) for name in SECTIONS])
+LONG = ("step", "memory")
+
+
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in SECTIONS])
 def found(request, capsys):
     """What a small run of a section gives as JSON, by the name of the report."""
     assert main([*SECTIONS[request.param], "--json"]) == 0

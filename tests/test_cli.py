@@ -117,6 +117,7 @@ def test_arguments_that_make_no_sense_are_named(
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_demo_at_a_step_with_what_there_is(tmp_path: Path) -> None:
     endless = ["--epochs", "9999", "--seconds", "250", "--sentences", "60"]
     with subprocess.Popen(

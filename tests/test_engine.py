@@ -66,6 +66,7 @@ def package(folder: Path, name: str, text: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_training_prints_nothing_but_its_own_lines() -> None:
     done = python(TRAIN)
     assert (done.returncode, done.stdout, done.stderr) == (0, "accuracy True\n", "")
@@ -85,6 +86,7 @@ print(os.environ["MXNET_SUBGRAPH_VERBOSE"])
     assert done.stdout == "True ['bool', 'int', 'float', 'complex', 'str']\n1\n", done.stderr
 
 
+@pytest.mark.slow
 def test_mxnet_that_was_imported_well_before_is_the_one_that_is_used() -> None:
     code = """
 import numpy as np
@@ -127,6 +129,7 @@ print(bucketlab.mx is mxnet)
     assert told.count("imported again, which worked") == 1 and "from bucketlab import mx" in told
 
 
+@pytest.mark.slow
 def test_remains_that_stand_for_mxnet_itself_are_replaced() -> None:
     code = "import sys, types; sys.modules['mxnet'] = types.ModuleType('mxnet')\n"
     done = python(code + TRAIN, "-W", "ignore")
@@ -190,6 +193,7 @@ def distutils_user(folder: Path) -> Path:
     return package(folder, "mxnet", uses)
 
 
+@pytest.mark.slow
 def test_setuptools_stands_in_where_python_has_no_distutils() -> None:
     # The variable's value is what it is by default in every setuptools that runs on Python 3.12.
     done = python("import sys; sys.modules['distutils'] = None\n" + TRAIN, SETUPTOOLS_USE_DISTUTILS="local")

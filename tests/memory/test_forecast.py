@@ -348,6 +348,7 @@ def counted():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(MODELS))
 def test_the_engine_counts_within_the_interval(counted, name):
     """By the engine's own counters, which see what no array shows."""

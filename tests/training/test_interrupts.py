@@ -17,6 +17,7 @@ from bucketlab.training.plain import uninterrupted
 HERE = Path(__file__).parent
 
 
+@pytest.mark.slow
 def test_no_step_is_left_half_done():
     """Fused and plain, one context and two, a kvstore that calls back; in a process of its own."""
     command = [sys.executable, str(HERE / "interrupted_run.py"), "60"]
