@@ -6,7 +6,7 @@ done in two steps, so that a refusal leaves no trace: :func:`requirements` infer
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -192,7 +192,7 @@ def check_known(symbol: Any, needs: Requirements) -> None:
     """Raise ShapeError where ``symbol`` does not take what :func:`known_requirements` found.
 
     The engine would find out when it binds. But of a bind that it refuses it keeps the graph and all arrays, parameters
-    among them, as long as the process lives; this takes a fiftieth of a bind.
+    among them, as long as the process lives.
     """
     every: tuple[Any, ...] = (*needs.params, *needs.inputs)
     try:
@@ -203,6 +203,42 @@ def check_known(symbol: Any, needs: Requirements) -> None:
     for need, shape in zip(needs.aux, aux):
         if shape != need.shape:
             raise ShapeError(f"auxiliary state {need.name!r} has shape {need.shape}; {_heads(symbol)} needs {shape}")
+
+
+class TriedAxes:
+    """The axes of inputs along which shapes have differed from bind to bind, and the engine took them.
+
+    Along these, as rows and lengths do, shapes may differ again without :func:`check_known`, which takes a twelfth of
+    the bind of an unrolled network.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[str, ArrayNeed] = {}
+        self._free: set[tuple[str, int]] = set()
+
+    def cover(self, inputs: Iterable[ArrayNeed]) -> bool:
+        """Whether inputs differ along such axes only from those that were bound."""
+        differing = self._differing(inputs)
+        return differing is not None and differing <= self._free
+
+    def add(self, inputs: Sequence[ArrayNeed]) -> None:
+        """Learn from inputs that were bound."""
+        differing = self._differing(inputs)
+        if differing is None:
+            self._first.update((need.name, need) for need in inputs)
+        else:
+            self._free |= differing
+
+    def _differing(self, inputs: Iterable[ArrayNeed]) -> set[tuple[str, int]] | None:
+        """Names and axes; None for inputs of another kind than were bound."""
+        found: set[tuple[str, int]] = set()
+        for need in inputs:
+            first = self._first.get(need.name)
+            if first is None or first.dtype != need.dtype or len(first.shape) != len(need.shape):
+                return None
+            sizes = enumerate(zip(first.shape, need.shape))
+            found.update((need.name, axis) for axis, (one, other) in sizes if one != other)
+        return found
 
 
 def _words(given: Mapping[str, Any]) -> str:

@@ -67,7 +67,7 @@ class BoundShapes:
             return False
         for feed, source in zip(feeds, sources):
             if not feed.aim(source):
-                return self._fits(batch, data, label)
+                return feed.takes(source) and self._fits(batch, data, label)
         if not self._in_order(batch, label):
             return False
         self._aimed = sources

@@ -252,8 +252,12 @@ class DataParallelExecutorGroup:
         sums = [dict(of_context) for of_context in self._sums]
         try:
             for one in unchecked:
-                binding.check_known(self.symbol, one)
-            return self._executors(needs)
+                if not self._memory.tried.cover(one.inputs):
+                    binding.check_known(self.symbol, one)
+            execs = self._executors(needs)
+            for one in needs.values():
+                self._memory.tried.add(one.inputs)
+            return execs
         except ShapeError as refused:
             error = refused
         for memory, inputs, input_grads in before:

@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from bucketlab._engine import mx
 from bucketlab._quiet import can_be_quiet, quiet
-from bucketlab.binding import ContextMemory, Requirements
+from bucketlab.binding import ContextMemory, Requirements, TriedAxes
 from bucketlab.memory.arena import Arena, refuse_unless_proved
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class GroupMemory:
     ``ran`` is what ran last: backward passes and outputs of anything else are stale. ``fed`` are the labels that it was
     fed over several contexts, held until another batch runs. ``graded`` is what ran a backward pass last. ``ahead``:
     executors hold parameters that the host's copies do not show yet. ``told`` are layers that a warning has named
-    already.
+    already. ``tried`` are axes along which shapes may differ.
     """
 
     def __init__(self, contexts: Sequence[ContextMemory], working_memory: str = "shared"):
@@ -108,6 +108,7 @@ class GroupMemory:
         self.graded: BoundShapes | None = None
         self.ahead = False
         self.told: set[str] = set()
+        self.tried = TriedAxes()
         self.unfilled: set[str] = set()
         self.outdated: list[DataParallelExecutorGroup] = []
         self._appetite = 0
