@@ -1,4 +1,7 @@
-"""Paints when something changed: at most so often, newest wins, and never misses the last change."""
+"""Paints when something changed: at most so often, newest wins, and never misses the last change.
+
+Painting shares its processor and Python's lock with the training that it shows, so it keeps to a share of the time.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,18 @@ from collections.abc import Callable
 __all__ = ["Painter"]
 
 _IDLE_SECONDS = 2.0
+_SHARE = 0.03
+"""Of the time that passes, what may go into painting, by the thread's processor time."""
+
+_LONGEST_GAP = 1.0
+"""Seconds between paints, however long one takes: a dashboard is to look alive."""
 
 
 class Painter:
     """Calls ``paint()`` on a thread of its own after :meth:`touch`, at most ``max_hz`` times a second.
 
-    However often it is touched, the last touch is followed by a paint. The thread exists only while there
-    is work.
+    Where that would take more than a thirtieth of the time it paints less often, but about once a second. However often
+    it is touched, the last touch is followed by a paint. The thread exists only while there is work.
     """
 
     def __init__(self, paint: Callable[[], None], max_hz: float):
@@ -24,7 +32,7 @@ class Painter:
         self._paint = paint
         self._gap = 1.0 / max_hz
         self._condition = threading.Condition()
-        self._touched = self._painting = self._closed = False
+        self._touched = self._painting = self._hurry = self._closed = False
         self._thread: threading.Thread | None = None
 
     def touch(self) -> None:
@@ -49,20 +57,29 @@ class Painter:
                     self._thread = None
                     return
                 self._touched, self._painting = False, True
-            began = time.perf_counter()
+            began, busy = time.perf_counter(), time.thread_time()
             try:
                 self._paint()
             finally:
                 with self._condition:
                     self._painting = False
                     self._condition.notify_all()
+            taken = time.thread_time() - busy
+            gap = max(self._gap, min(taken / _SHARE, _LONGEST_GAP))
             with self._condition:
-                self._condition.wait_for(lambda: self._closed, self._gap - (time.perf_counter() - began))
+                self._condition.wait_for(
+                    lambda: self._closed or self._hurry, max(gap - (time.perf_counter() - began), 0.0)
+                )
 
     def flush(self, timeout: float = 5.0) -> bool:
         """Wait until all that was touched is painted; False when that takes more than ``timeout`` seconds."""
         with self._condition:
-            return self._condition.wait_for(lambda: self._closed or not (self._touched or self._painting), timeout)
+            self._hurry = True
+            self._condition.notify_all()
+            try:
+                return self._condition.wait_for(lambda: self._closed or not (self._touched or self._painting), timeout)
+            finally:
+                self._hurry = False
 
     def close(self) -> None:
         with self._condition:

@@ -25,6 +25,29 @@ def test_the_last_of_many_changes_is_painted_and_few_paints_are_made():
     painter.close()
 
 
+def test_painting_keeps_to_a_share_of_the_time_and_a_flush_does_not_wait_for_it():
+    spent = []
+
+    def paint():
+        began = time.thread_time()
+        while time.thread_time() - began < 0.01:
+            pass
+        spent.append(time.thread_time() - began)
+
+    painter = Painter(paint, max_hz=1000)
+    began = time.monotonic()
+    while len(spent) < 4:
+        painter.touch()
+        time.sleep(0.001)
+    took = time.monotonic() - began
+    # The gap after the last paint is still to come.
+    assert sum(spent[:-1]) <= 0.04 * took
+    painter.touch()
+    assert painter.flush()
+    assert len(spent) == 5
+    painter.close()
+
+
 def test_a_change_during_a_paint_is_painted_after_it():
     shown, value, entered, go_on = [], ["first"], threading.Event(), threading.Event()
 
