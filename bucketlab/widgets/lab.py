@@ -36,9 +36,10 @@ class Lab:
     """A live dashboard of a module of bucketlab or mx.mod; as the last expression of a cell it shows itself.
 
     :meth:`fit` trains in the background, where Run, Pause, Step and Stop work; ``module.fit`` in the
-    foreground updates the same dashboard. It is painted at most ``max_hz`` times a second, and for at most 3 % of the time; a view that
-    fails says so in its place and the training goes on. Several Labs on one module show and steer the same
-    run. Raises TypeError for an object that cannot train, ValueError for a rate that is not positive.
+    foreground updates the same dashboard. It is painted at most ``max_hz`` times a second, and for at most
+    3 % of the time; a view that fails says so in its place and the training goes on. Several Labs on one
+    module show and steer the same run. Raises TypeError for an object that cannot train, ValueError for a
+    rate that is not positive.
 
     >>> lab = bl.Lab(mod)
     >>> lab.fit(train, num_epoch=3)
