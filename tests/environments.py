@@ -17,6 +17,17 @@ SUPPORTED = ((3, 9), (3, 10), (3, 11), (3, 12))
 # Python 3.12 came after the others: numpy has no older build for it.
 OLDEST_NUMPY = {(3, 12): "1.26"}
 
+TRAIN = """
+import numpy as np
+from bucketlab import mx
+net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), name="softmax")
+x = np.random.RandomState(0).randn(64, 3).astype("float32")
+rows = mx.io.NDArrayIter(x, (x[:, 0] > 0).astype("float32"), 16)
+mod = mx.mod.Module(net, context=[mx.cpu(0), mx.cpu(1)])
+mod.fit(rows, num_epoch=8, optimizer_params={"learning_rate": 0.5})
+print("accuracy", mod.score(rows, "acc")[0][1] > 0.9)
+"""
+
 
 def interpreters() -> dict[tuple[int, int], str]:
     """The supported interpreters of this machine: the one that runs, those on the path, those of pyenv."""

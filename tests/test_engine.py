@@ -11,17 +11,7 @@ from pathlib import Path
 import pytest
 
 import bucketlab
-
-TRAIN = """
-import numpy as np
-from bucketlab import mx
-net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), name="softmax")
-x = np.random.RandomState(0).randn(64, 3).astype("float32")
-rows = mx.io.NDArrayIter(x, (x[:, 0] > 0).astype("float32"), 16)
-mod = mx.mod.Module(net, context=[mx.cpu(0), mx.cpu(1)])
-mod.fit(rows, num_epoch=8, optimizer_params={"learning_rate": 0.5})
-print("accuracy", mod.score(rows, "acc")[0][1] > 0.9)
-"""
+from environments import TRAIN
 
 # Put before the other finders, it hides mxnet as if it were not installed.
 HIDE = """

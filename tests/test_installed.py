@@ -13,19 +13,6 @@ from bucketlab.notebooks import notebooks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-TRAIN = """
-import numpy, sys
-from bucketlab import mx
-print(numpy.__version__, *sys.version_info[:2])
-net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), name="softmax")
-x = numpy.random.RandomState(0).randn(64, 3).astype("float32")
-rows = mx.io.NDArrayIter(x, (x[:, 0] > 0).astype("float32"), 16)
-mod = mx.mod.Module(net, context=[mx.cpu(0), mx.cpu(1)])
-mod.fit(rows, num_epoch=8, optimizer_params={"learning_rate": 0.5})
-print("accuracy", mod.score(rows, "acc")[0][1] > 0.9)
-"""
-
-
 class Installed(NamedTuple):
     folder: Path
     numpy: str
@@ -48,7 +35,8 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def test_it_trains(installed: Installed) -> None:
-    versions, trained = installed.run("python", "-W", "error::DeprecationWarning:bucketlab", "-c", TRAIN).splitlines()
+    ask = f"import numpy, sys; print(numpy.__version__, *sys.version_info[:2])\n{environments.TRAIN}"
+    versions, trained = installed.run("python", "-W", "error::DeprecationWarning:bucketlab", "-c", ask).splitlines()
     assert versions.startswith(f"{installed.numpy}.")
     assert trained == "accuracy True"
 
