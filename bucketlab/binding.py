@@ -14,7 +14,7 @@ import numpy as np
 
 from bucketlab import executors
 from bucketlab._engine import mx
-from bucketlab.errors import ShapeError
+from bucketlab.errors import ShapeError, last_line
 from bucketlab.training.flat import FlatParameters, ParamSpec
 
 Names = tuple[Sequence[str], Sequence[str]]
@@ -70,13 +70,6 @@ class Requirements:
     inputs: tuple[ArrayNeed, ...]
     input_grads: tuple[ArrayNeed, ...]
     aux: tuple[ArrayNeed, ...]
-
-
-def last_line(error: Exception) -> str:
-    """The engine's own words without its stack: MXNet ends its messages with what went wrong."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    words = [line for line in lines if "Check failed" in line or "Error" in line] or lines or [type(error).__name__]
-    return words[-1].split("Check failed:")[-1].strip()
 
 
 def requirements(

@@ -15,6 +15,7 @@ __all__ = [
     "SliceError",
     "StaleError",
     "StopTraining",
+    "last_line",
 ]
 
 
@@ -64,3 +65,10 @@ class DataError(BucketlabError, ValueError):
 
 class BudgetError(DataError):
     """A budget or waste limit that no plan can keep; names the bucket and what it would need."""
+
+
+def last_line(error: Exception) -> str:
+    """The engine's own words without its stack: MXNet ends its messages with what went wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    words = [line for line in lines if "Check failed" in line or "Error" in line] or lines or [type(error).__name__]
+    return words[-1].split("Check failed:")[-1].strip()

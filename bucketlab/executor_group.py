@@ -19,7 +19,7 @@ from bucketlab import binding
 from bucketlab._engine import mx
 from bucketlab.binding import ContextMemory
 from bucketlab.bound import BoundShapes, BoundTable
-from bucketlab.errors import DescriptionError, NotReadyError, ShapeError, StaleError
+from bucketlab.errors import DescriptionError, NotReadyError, ShapeError, StaleError, last_line
 from bucketlab.executors import declarations
 from bucketlab.feeding import as_array, check_array, check_batch, same_arrays
 from bucketlab.losses import AveragingLoss, averaging_losses, warn_if_uneven
@@ -665,7 +665,7 @@ class DataParallelExecutorGroup:
                 raise
             raise ValueError(
                 f"backward() needs out_grads for outputs that are no loss, one array for each, and has none for "
-                f"{missing}: {binding.last_line(error)}"
+                f"{missing}: {last_line(error)}"
             ) from None
         if bound.rests:
             self._rest_gradients()

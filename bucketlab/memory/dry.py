@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from bucketlab._engine import mx
-from bucketlab.binding import ArrayNeed, Requirements, last_line, promised
-from bucketlab.errors import ShapeError
+from bucketlab.binding import ArrayNeed, Requirements, promised
+from bucketlab.errors import ShapeError, last_line
 from bucketlab.memory.addresses import aside_bytes, pool_places
 from bucketlab.memory.proof import layout
 from bucketlab.training.flat import ParamSpec

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from bucketlab._engine import mx
-from bucketlab.binding import last_line
-from bucketlab.errors import CheckpointError, NotReadyError, ShapeError, StopTraining
+from bucketlab.errors import CheckpointError, NotReadyError, ShapeError, StopTraining, last_line
 from bucketlab.failures import tell
 
 BatchEndParam = mx.model.BatchEndParam

@@ -15,6 +15,7 @@ import numpy as np
 
 from bucketlab._calls import OperatorCall
 from bucketlab._engine import mx
+from bucketlab.errors import last_line
 
 IN_PROCESS = {
     "local": "local",
@@ -106,7 +107,7 @@ def open_exchange(
         try:
             store = mx.kvstore.create(kvstore or "device")
         except mx.base.MXNetError as error:
-            raise ValueError(f"kvstore {kvstore!r} cannot be had: {str(error).strip().splitlines()[-1]}") from None
+            raise ValueError(f"kvstore {kvstore!r} cannot be had: {last_line(error)}") from None
     update = wanted and store.is_capable(mx.kvstore.KVStoreBase.OPTIMIZER)
     if kvstore == "local" and max(np.prod(value.shape) for value in arg_params.values()) > LARGEST_ON_KVSTORE:
         update = False
@@ -116,7 +117,7 @@ def open_exchange(
         except (mx.base.MXNetError, ValueError) as error:
             raise ValueError(
                 f"compression_params is {dict(compression_params)!r}, which kvstore {store.type!r} does not take: "
-                f"{str(error).strip().splitlines()[-1]}"
+                f"{last_line(error)}"
             ) from None
     plain = isinstance(kvstore, str) and not compression_params and on_cpu
     return Exchange(store, IN_PROCESS.get(kvstore) if plain else None, bool(update), count)
